@@ -1,0 +1,1 @@
+"""The `kiln` command: settings, the server, the terminal chat."""

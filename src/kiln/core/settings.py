@@ -1,0 +1,326 @@
+"""Every setting of the server, declared once.
+
+The four sections below are the single source: the keys of kiln.toml, the names of environment
+variables, the rows of `kiln config` and the tables of docs/configuration.md derive from them.
+This module knows what a valid value is; where values are read from is the command line's affair.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType, UnionType
+from typing import Any, TypeVar, get_args, get_type_hints
+
+T = TypeVar("T")
+
+MAX_INT = 2**63 - 1
+SOURCES = ("default", "file", "environment", "flag")
+
+
+class BadValue(ValueError):
+    """A value that its setting does not allow. The message says what is allowed, nothing else."""
+
+
+def _setting(
+    default: T,
+    doc: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    choices: tuple[str, ...] = (),
+    unlimited: bool = False,
+) -> T:
+    """Declare one setting: `low` and `high` are inclusive bounds, `above` an exclusive one; of a text,
+    `high` bounds the length in characters.
+
+    With `unlimited`, the text `unlimited` stands for None.
+    """
+    rules = {"low": low, "high": high, "above": above, "choices": choices, "unlimited": unlimited}
+    return field(default=default, metadata={"doc": doc, **rules})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """The HTTP side and the defaults of a request."""
+
+    host: str = _setting("127.0.0.1", "Address to listen on.")
+    port: int = _setting(8420, "Port to listen on; 0 takes a free one.", low=0, high=65535)
+    served_model_id: str | None = _setting(
+        None, "Model ID the API answers to; unset, it is derived from the model.", high=256
+    )
+    default_thinking_budget_tokens: int | None = _setting(
+        None, "Thinking tokens a request may use when it names no limit itself.", low=0, unlimited=True
+    )
+    default_thinking_budget_ms: int | None = _setting(
+        None,
+        "Milliseconds of thinking a request may use when it names no limit itself.",
+        low=0,
+        unlimited=True,
+    )
+    default_thinking_enabled: bool | None = _setting(
+        None, "Whether requests think unless they say otherwise; unset, the chat template decides."
+    )
+    fold_reasoning_into_content: bool = _setting(
+        False, "Copy the reasoning into the content too, unless the request says otherwise."
+    )
+    include_performance: bool = _setting(
+        False, "Report performance metadata, unless the request says otherwise."
+    )
+    include_config_hashes: bool = _setting(
+        False, "Report configuration hashes, unless the request says otherwise."
+    )
+    max_body_bytes: int = _setting(8_388_608, "Largest request body in bytes.", low=1)
+    shutdown_grace_s: float = _setting(
+        10.0, "Seconds that running requests get to finish at shutdown before they are cut.", low=0
+    )
+    log_level: str = _setting(
+        "info", "Least severe log messages shown.", choices=("debug", "info", "warning", "error")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Which model is served, and how its reasoning is told from its answer."""
+
+    path: str | None = _setting(
+        None,
+        "A .gguf file, or a hub reference `owner/name[:quant-or-file]`; unset, the bundled model.",
+    )
+    reasoning_open: str | None = _setting(
+        None, "Tag that opens reasoning; unset, found in the chat template. Goes with reasoning_close."
+    )
+    reasoning_close: str | None = _setting(
+        None, "Tag that closes reasoning; unset, found in the chat template. Goes with reasoning_open."
+    )
+    seed_open_tag: str = _setting(
+        "auto",
+        "Whether kiln writes the open tag when thinking is on: `auto` where the template leaves it out.",
+        choices=("auto", "always", "never"),
+    )
+    chat_template_file: str | None = _setting(
+        None, "File with a Jinja chat template to use instead of the model's own."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How the model is run."""
+
+    threads: int | None = _setting(
+        None, "CPU threads that compute; unset, the number of physical cores.", low=1, high=1024
+    )
+    parallel: int = _setting(16, "Sequences decoded together at most.", low=1, high=256)
+    ctx_size: int | None = _setting(
+        None,
+        "Tokens of context, prompt and completion, that one request may use;"
+        " unset, the model's own size up to 32768.",
+        low=16,
+        high=2**31 - 1,
+    )
+    kv_size: int | None = _setting(
+        None,
+        "Tokens that the KV cache holds for all requests together; unset, derived.",
+        low=16,
+        high=2**31 - 1,
+    )
+    step_tokens: int = _setting(512, "Prompt tokens evaluated in one engine step at most.", low=1, high=8192)
+    max_queue: int = _setting(256, "Requests that may wait for a free sequence at most.", low=0)
+    openmp_wait_policy: str = _setting(
+        "passive",
+        "How idle compute threads wait: `active` spins, `passive` sleeps.",
+        choices=("active", "passive"),
+    )
+    request_timeout_s: float | None = _setting(
+        None, "Seconds from arrival after which a request is ended; unset, never.", above=0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """Sampling of requests that leave a parameter out. Unset, the model's own generation settings
+    decide where it carries them, else kiln's defaults."""
+
+    temperature: float | None = _setting(None, "Sampling temperature; 0 always takes the best.", low=0)
+    top_p: float | None = _setting(None, "Smallest set of tokens with this probability mass.", low=0, high=1)
+    top_k: int | None = _setting(None, "Number of best tokens kept; 0 keeps all.", low=0)
+    min_p: float | None = _setting(
+        None, "Least probability kept, as a share of the best token's.", low=0, high=1
+    )
+    presence_penalty: float | None = _setting(
+        None, "Taken off the logits of tokens that were generated before.", low=-2, high=2
+    )
+    frequency_penalty: float | None = _setting(
+        None, "Taken off the logits of generated tokens, once for each occurrence.", low=-2, high=2
+    )
+    repetition_penalty: float | None = _setting(
+        None, "Divides the positive logits of tokens seen in prompt or completion; 1 is off.", above=0
+    )
+    max_tokens: int | None = _setting(None, "Completion tokens of a request at most.", low=0)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings, resolved. `sources` says for each key, as `server.port`, which of SOURCES set it."""
+
+    server: ServerSettings = field(default_factory=ServerSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(_default_sources()))
+
+    @staticmethod
+    def default() -> Settings:
+        return Settings()
+
+    @staticmethod
+    def build(values: Mapping[str, Any], sources: Mapping[str, str]) -> Settings:
+        """Settings with `values` (checked ones, by key) over the defaults, and where each came from.
+
+        Raises BadValue where values that are fine alone do not go together.
+        """
+        parts: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+        for name, value in values.items():
+            section, key = name.split(".")
+            parts[section][key] = value
+        model = ModelSettings(**parts["model"])
+        if (model.reasoning_open is None) != (model.reasoning_close is None):
+            raise BadValue("model.reasoning_open and model.reasoning_close must be set both or neither")
+        return Settings(
+            ServerSettings(**parts["server"]),
+            model,
+            EngineSettings(**parts["engine"]),
+            SamplingSettings(**parts["sampling"]),
+            MappingProxyType(_default_sources() | dict(sources)),
+        )
+
+    def get(self, name: str) -> object:
+        """The value of a key such as `server.port`."""
+        section, key = name.split(".")
+        value: object = getattr(getattr(self, section), key)
+        return value
+
+
+SECTIONS: Mapping[str, type] = MappingProxyType(
+    {
+        "server": ServerSettings,
+        "model": ModelSettings,
+        "engine": EngineSettings,
+        "sampling": SamplingSettings,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One setting as declared above. `kind` is bool, int, float or str; None is allowed if `optional`."""
+
+    section: str
+    key: str
+    kind: type
+    optional: bool
+    default: Any
+    doc: str
+    low: float | None
+    high: float | None
+    above: float | None
+    choices: tuple[str, ...]
+    unlimited: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.section}.{self.key}"
+
+    @property
+    def environment_name(self) -> str:
+        return f"KILN_{self.section}_{self.key}".upper()
+
+    @property
+    def allowed(self) -> str:
+        """What a value may be, in words, as error messages and the documentation say it."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        if self.kind is bool:
+            return "true or false"
+        if self.kind is str:
+            most = "" if self.high is None else f" of at most {self.high:g} characters"
+            return f"a text{most}, not empty and without control characters"
+        words = "a whole number" if self.kind is int else "a number"
+        if self.low is not None and self.high is not None:
+            words += f" from {self.low:g} to {int(self.high) if self.kind is int else self.high}"
+        elif self.low is not None:
+            words += f", {self.low:g} or more"
+        elif self.above is not None:
+            words += f" above {self.above:g}"
+        return words + (", or unlimited" if self.unlimited else "")
+
+    def accept(self, value: object) -> Any:
+        """The value to store, or BadValue. Nothing is converted but an int where a float is asked
+        and the text `unlimited`, in any letter case, of a setting that has it."""
+        if self.unlimited and isinstance(value, str) and value.lower() == "unlimited":
+            return None
+        if self.kind is float and type(value) is int and abs(value) <= MAX_INT:
+            value = float(value)
+        if type(value) is not self.kind or not self._in_range(value):
+            raise BadValue(self.allowed)
+        return value
+
+    def _in_range(self, value: Any) -> bool:
+        if self.kind is str:
+            return value in self.choices if self.choices else _is_plain(value, self.high)
+        if self.kind is bool:
+            return True
+        # A NaN fails every comparison, so it is asked for by name.
+        if not math.isfinite(value) or (self.kind is int and abs(value) > MAX_INT):
+            return False
+        return (
+            (self.low is None or value >= self.low)
+            and (self.high is None or value <= self.high)
+            and (self.above is None or value > self.above)
+        )
+
+
+def _is_plain(text: str, most: float | None) -> bool:
+    has_control = any(ord(c) < 0x20 or ord(c) == 0x7F for c in text)
+    return text.strip() != "" and not has_control and (most is None or len(text) <= most)
+
+
+@cache
+def declarations() -> Mapping[str, Declaration]:
+    """Every setting by its key (`server.port`), in the order of declaration."""
+    found = {}
+    for section, cls in SECTIONS.items():
+        hints = get_type_hints(cls)
+        for f in dataclasses.fields(cls):
+            hint = hints[f.name]
+            kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+            declaration = Declaration(section, f.name, kinds[0], type(None) in kinds, f.default, **f.metadata)
+            found[declaration.name] = declaration
+    return MappingProxyType(found)
+
+
+def _default_sources() -> dict[str, str]:
+    return dict.fromkeys(declarations(), "default")
+
+
+def settings_as_json(settings: Settings) -> dict[str, dict[str, dict[str, object]]]:
+    """`{"server": {"port": {"value": 8420, "source": "default"}, …}, …}`; unset and unlimited are null."""
+    shown: dict[str, dict[str, dict[str, object]]] = {section: {} for section in SECTIONS}
+    for name, declaration in declarations().items():
+        entry = {"value": settings.get(name), "source": settings.sources[name]}
+        shown[declaration.section][declaration.key] = entry
+    return shown
+
+
+def show_value(value: object) -> str:
+    """A value as error messages quote it: JSON where it has a form there, else as Python writes it."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=True)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= 200 else text[:197] + "…"
