@@ -1,0 +1,70 @@
+"""A server inside this process, for a chat without one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kiln.core.errors import ModelLoadError
+from kiln.core.settings import Settings
+
+STOP_WITHIN_S = 10.0
+
+
+@contextmanager
+def embedded_server(settings: Settings) -> Iterator[str]:
+    """Serve on a free loopback port as long as the context lasts; gives the base URL.
+
+    Raises what the app's start-up raised (a SetupError where the model cannot be loaded).
+    """
+    from kiln.cli import assembly
+
+    with serve_app(assembly.create_app(settings)) as url:
+        yield url
+
+
+@contextmanager
+def serve_app(app: ASGIApp) -> Iterator[str]:
+    """Run an ASGI app under uvicorn on a thread of its own; gives the base URL."""
+    failures: list[BaseException] = []
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        # uvicorn only logs what the start-up raises; it is kept here for the caller.
+        try:
+            await app(scope, receive, send)
+        except BaseException as error:
+            if scope["type"] == "lifespan":
+                failures.append(error)
+            raise
+
+    # Bound here, so that the port is known and connections wait from the first moment on.
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(
+            uvicorn.Config(
+                guarded,
+                lifespan="on",
+                log_config=None,
+                log_level="critical",
+                access_log=False,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        thread = threading.Thread(
+            target=server.run, kwargs={"sockets": [listener]}, name="kiln-embedded", daemon=True
+        )
+        thread.start()
+        try:
+            while not server.started and thread.is_alive():
+                time.sleep(0.02)
+            if not server.started:
+                raise failures[0] if failures else ModelLoadError("the embedded server did not start")
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(STOP_WITHIN_S)

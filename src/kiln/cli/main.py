@@ -1,0 +1,44 @@
+"""The `kiln` command."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from kiln.cli.chat import chat
+from kiln.cli.config import config
+from kiln.cli.serve import serve
+
+app = typer.Typer(
+    name="kiln",
+    help="Serve open reasoning models whose thinking can be budgeted, watched and cut short.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (serve, config, chat):
+    app.command()(command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"kiln {version('kiln')}")
+        except PackageNotFoundError:  # run from a source tree that was never installed
+            typer.echo("kiln (not installed)")
+        raise typer.Exit()
+
+
+@app.callback()
+def _main(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    app(prog_name="kiln")
