@@ -1,0 +1,184 @@
+"""Splits generated text into reasoning, content and tool calls, as it arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kiln.text.markers import MarkerSearch
+from kiln.text.reasoning import ReasoningTags
+
+NEWLINES = "\r\n"
+_CHUNK = 4096
+
+
+class Channel(StrEnum):
+    REASONING = "reasoning"
+    CONTENT = "content"
+    TOOL = "tool"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A piece of one channel. A TOOL span is the whole body of one call, without its markers."""
+
+    channel: Channel
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolMarkers:
+    """What encloses a tool call in generated text."""
+
+    open: str
+    close: str
+
+
+class Scanner:
+    """One generated choice's text, split into spans. The same text gives the same channels, however cut.
+
+    The state decides which markers count: in reasoning only the close tag; in content the open tag, the
+    stop strings and the tool open; in a tool call only its close. Newlines around blocks are template
+    whitespace and belong to no channel:
+
+    - behind an open tag, a close tag or a tool call they are skipped (the "lead"), and behind a close tag a
+      second close tag as well;
+    - before a close tag or a tool call they are dropped, so trailing ones wait for what follows.
+
+    `stopped` is the stop string that matched, after which all text is ignored; `in_reasoning` says whether
+    a reasoning block is open.
+    """
+
+    def __init__(
+        self,
+        *,
+        tags: ReasoningTags | None,
+        in_reasoning: bool,
+        stops: Sequence[str] = (),
+        tools: ToolMarkers | None = None,
+    ) -> None:
+        """`in_reasoning` says that the prompt already opened the block; without `tags` it has no effect."""
+        self.stopped: str | None = None
+        self.in_reasoning = in_reasoning and tags is not None
+        self._open = tags.open.rstrip(NEWLINES) if tags is not None else ""
+        self._close = tags.close if tags is not None else ""
+        self._stops = frozenset(stops)
+        self._tools = tools
+        tool_open, tool_close = (tools.open, tools.close) if tools is not None else ("", "")
+        self._searches = {
+            Channel.REASONING: MarkerSearch([self._close]),
+            Channel.CONTENT: MarkerSearch([self._open, tool_open, *stops]),
+            Channel.TOOL: MarkerSearch([tool_close]),
+        }
+        self._state = Channel.REASONING if self.in_reasoning else Channel.CONTENT
+        self._in_lead = self.in_reasoning
+        self._closed_just_now = False
+        self._lead = ""  # the beginning of what may be a second close tag
+        self._newlines: list[str] = []  # trailing newlines that wait for what follows
+        self._tool_body: list[str] = []
+
+    def feed(self, text: str) -> list[Span]:
+        """The spans that became certain with this text."""
+        spans: list[Span] = []
+        # A long text is taken in slices, as every marker found in it copies the rest of its slice.
+        for start in range(0, len(text), _CHUNK):
+            self._consume(text[start : start + _CHUNK], spans, final=False)
+        return spans
+
+    def finish(self) -> list[Span]:
+        """The spans that were held back. An unclosed tool call is content, its marker included."""
+        spans: list[Span] = []
+        self._consume("", spans, final=True)
+        if self.stopped is not None:
+            return spans
+        if self._state is Channel.TOOL and self._tools is not None:
+            body, self._tool_body = self._tools.open + "".join(self._tool_body), []
+            self._state = Channel.CONTENT
+            self._flush_newlines(spans)
+            _append(spans, Channel.CONTENT, body)
+        self._flush_newlines(spans)
+        return spans
+
+    def _consume(self, text: str, spans: list[Span], *, final: bool) -> None:
+        while self.stopped is None:
+            if self._in_lead:
+                text = self._skip_lead(text, final=final)
+                if self._in_lead:
+                    return
+            search = self._searches[self._state]
+            search.push(text)
+            plain, marker = search.next(final=final)
+            self._write(plain, spans)
+            if marker is None:
+                return
+            text = search.take()
+            self._pass(marker, spans)
+
+    def _skip_lead(self, text: str, *, final: bool) -> str:
+        """Text without the newlines, and second close tags, behind a marker; the lead goes on when empty."""
+        text = (self._lead + text).lstrip(NEWLINES)
+        self._lead = ""
+        if self._closed_just_now:
+            while text.startswith(self._close):
+                text = text[len(self._close) :].lstrip(NEWLINES)
+            if text and not final and self._close.startswith(text):
+                self._lead = text
+                return ""
+        if text:
+            self._in_lead = False
+        return text
+
+    def _pass(self, marker: str, spans: list[Span]) -> None:
+        """Change state at a marker. A stop string that is also a tag counts as the stop string."""
+        if self._state is Channel.REASONING:
+            self._newlines.clear()
+            self._enter(Channel.CONTENT, closed=True)
+        elif self._state is Channel.TOOL:
+            self._newlines.clear()
+            spans.append(Span(Channel.TOOL, "".join(self._tool_body)))
+            self._tool_body = []
+            self._enter(Channel.CONTENT, closed=False)
+        elif marker in self._stops:
+            self._flush_newlines(spans)
+            self.stopped = marker
+        elif marker == self._open:
+            self._flush_newlines(spans)
+            self._enter(Channel.REASONING, closed=False)
+        else:
+            # The newlines before it are kept: they are content after all if the call never closes.
+            self._state = Channel.TOOL
+
+    def _enter(self, state: Channel, *, closed: bool) -> None:
+        self._state = state
+        self.in_reasoning = state is Channel.REASONING
+        self._in_lead = True
+        self._closed_just_now = closed
+
+    def _write(self, text: str, spans: list[Span]) -> None:
+        """Emit plain text of the present state, except for newlines that a block may turn out to follow."""
+        if not text:
+            return
+        if self._state is Channel.TOOL:
+            self._tool_body.append(text)
+            return
+        waits = self._state is Channel.REASONING or self._tools is not None
+        body = text.rstrip(NEWLINES) if waits else text
+        if body:
+            self._flush_newlines(spans)
+            _append(spans, self._state, body)
+        if len(body) < len(text):
+            self._newlines.append(text[len(body) :])
+
+    def _flush_newlines(self, spans: list[Span]) -> None:
+        if self._newlines:
+            _append(spans, self._state, "".join(self._newlines))
+            self._newlines.clear()
+
+
+def _append(spans: list[Span], channel: Channel, text: str) -> None:
+    """Add text to a list of spans, joined to a short last span of the same channel."""
+    if spans and spans[-1].channel is channel and len(spans[-1].text) < _CHUNK:
+        spans[-1] = Span(channel, spans[-1].text + text)
+    else:
+        spans.append(Span(channel, text))
