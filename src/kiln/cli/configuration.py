@@ -100,17 +100,21 @@ def _from_file(path: Path | None) -> Found:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8"))
+        text = path.read_bytes().decode("utf-8")
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(f"the configuration file {path} cannot be read: {reason}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"the configuration file {path} is not UTF-8 at byte {error.start}") from error
-    except tomllib.TOMLDecodeError as error:
-        # The parser's message ends with the line and the column.
-        raise ConfigError(f"the configuration file {path} is not valid TOML: {error}") from error
+    try:
+        return tomllib.loads(text)
     except RecursionError as error:
         raise ConfigError(f"the configuration file {path} is nested too deeply") from error
+    except ValueError as error:
+        # The parser names line and column, but for what it finds missing at the end.
+        end = f"at line {len(text.splitlines())}, the end of the file"
+        reason = str(error).replace("at end of document", end)
+        raise ConfigError(f"the configuration file {path} is not valid TOML: {reason}") from error
 
 
 def _from_environment(environment: Mapping[str, str]) -> Found:

@@ -1,0 +1,354 @@
+"""Puts the parts together. The only module that names concrete backends."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+
+from kiln import __version__
+from kiln.chat.served import DEFAULT_MAX_TOKENS, ServedModel
+from kiln.chat.service import ChatService
+from kiln.core.errors import ConfigError, ModelLoadError, SetupError
+from kiln.core.sampling import SamplingOverrides, SamplingParams, resolve_sampling
+from kiln.core.settings import Settings
+from kiln.engine.loop import BatchingEngine
+from kiln.http.app import build_app
+from kiln.http.metrics import Metrics
+from kiln.http.state import ServerState
+from kiln.text.reasoning import ReasoningTags, find_tags, probe_template
+from kiln.text.template import ChatTemplate
+from kiln.text.tool_calls import find_tool_markers
+from kiln.thinking.gate import CloseSequence
+from kiln.wire.kiln import ConfigHashes
+
+if TYPE_CHECKING:
+    from kiln.backends.llamacpp import LlamaModel
+
+BUNDLED = "tiny-reasoner"
+LARGEST_DEFAULT_CONTEXT = 32768
+# llama.cpp rounds the KV cache up to this; kiln counts with the rounded size.
+KV_GRANULE = 256
+
+
+def create_app(settings: Settings) -> Starlette:
+    """The application over the configured model. Raises SetupError where the model cannot be loaded.
+
+    Weights are loaded here; the lifespan starts and stops the engine and then frees them.
+    """
+    llama = load_model(settings)
+    model = describe_model(settings, llama)
+    kv_cells = _kv_cells(settings, model.context_length)
+
+    async def start() -> ServerState:
+        from kiln.backends.llamacpp import LlamaRunner
+
+        engine = BatchingEngine(
+            lambda: LlamaRunner(
+                llama,
+                sequences=settings.engine.parallel,
+                kv_cells=kv_cells,
+                threads=_threads(settings),
+            ),
+            pieces=llama.pieces,
+            context_length=model.context_length,
+            step_tokens=settings.engine.step_tokens,
+            max_queue=settings.engine.max_queue,
+            on_stopped=llama.close,
+        )
+        await engine.start()
+        metrics = Metrics(engine.stats)
+        service = ChatService(model, engine, metrics, request_timeout_s=settings.engine.request_timeout_s)
+        facts = _facts(settings, llama, model, kv_cells)
+        return ServerState(settings, service, metrics, _hashes(llama, model, facts), facts)
+
+    return build_app(start)
+
+
+def serve(settings: Settings, on_ready: Callable[[str], None] | None = None) -> None:
+    """Serve until SIGINT or SIGTERM; running requests get `server.shutdown_grace_s` to finish.
+
+    `on_ready` hears the base URL once requests are answered. Raises SetupError.
+    """
+    logging.basicConfig(
+        level=settings.server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    app = create_app(settings)
+    listener = _listen(settings.server.host, settings.server.port)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level=settings.server.log_level,
+        access_log=False,
+        lifespan="on",
+        # The drain cuts running requests at the grace limit; this is the second line behind it.
+        timeout_graceful_shutdown=int(settings.server.shutdown_grace_s) + 5,
+        h11_max_incomplete_event_size=64 * 1024,
+    )
+    with listener:
+        host, port = listener.getsockname()[:2]
+        server = _Server(config, app, settings, on_ready, f"http://{_url_host(host)}:{port}")
+        server.run(sockets=[listener])
+    if not server.started:
+        raise server.failure or ModelLoadError("the server could not start; its log says why")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that says when it is ready, and drains the chat service while connections close."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        app: Starlette,
+        settings: Settings,
+        on_ready: Callable[[str], None] | None,
+        url: str,
+    ) -> None:
+        super().__init__(config)
+        self.failure: SetupError | None = None
+        self._app = app
+        self._settings = settings
+        self._on_ready = on_ready
+        self._url = url
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started and self._on_ready is not None:
+            self._on_ready(self._url)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        service: ChatService = self._app.state.kiln.service
+        drain = asyncio.ensure_future(service.drain(self._settings.server.shutdown_grace_s))
+        await super().shutdown(sockets=sockets)
+        await drain
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        # A second Ctrl-C does not wait any longer.
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
+
+
+def load_model(settings: Settings) -> LlamaModel:
+    """Load the configured GGUF, or the bundled one."""
+    # libgomp reads this when it is loaded, so it must be set before llama.cpp is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", settings.engine.openmp_wait_policy)
+    from kiln.backends.hub import resolve_model
+    from kiln.backends.llamacpp import LlamaModel
+
+    if settings.model.path is not None:
+        return LlamaModel(resolve_model(settings.model.path))
+    with as_file(files("kiln") / "models" / f"{BUNDLED}-f16.gguf") as path:
+        return LlamaModel(path)
+
+
+def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
+    """What the use cases need to know about the loaded model."""
+    source = _template_source(settings, llama)
+    tags = _tags(settings, source)
+    markers = find_tool_markers(source)
+    extra = [text for pair in (tags, markers) if pair is not None for text in (pair.open, pair.close)]
+    template = ChatTemplate(
+        source,
+        bos_text=llama.bos_text,
+        eos_text=llama.eos_text,
+        added_spellings=llama.added_spellings,
+        control_spellings=llama.control_spellings,
+        extra_spellings=[text for text in extra if text not in llama.added_spellings],
+    )
+    probed = probe_template(template, tags)
+    seeding = settings.model.seed_open_tag
+    sampling = settings.sampling
+    configured = SamplingOverrides(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+    )
+    shown = {text.encode() for text in extra}
+    return ServedModel(
+        id=settings.server.served_model_id or (BUNDLED if settings.model.path is None else llama.path.stem),
+        created=int(time.time()),
+        tokenizer=llama,
+        bos_id=llama.bos_id,
+        template=template,
+        context_length=_context_length(settings, llama),
+        tags=tags,
+        close=None if tags is None else CloseSequence.of(llama.encode(tags.close), tags.close.encode()),
+        template_thinking=probed,
+        seeds_open_tag=seeding == "always" or (seeding == "auto" and probed.leaves_open_to_model),
+        tool_markers=markers,
+        # Control tokens are never text, unless the scanner needs to see them.
+        hidden_ids=frozenset(t for t in llama.control_ids if not _is_part_of_any(llama.pieces[t], shown)),
+        sampling_defaults=merge_sampling(configured, llama.sampling_defaults),
+        max_tokens_default=DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens,
+        budget_tokens_default=settings.server.default_thinking_budget_tokens,
+        budget_ms_default=settings.server.default_thinking_budget_ms,
+        thinking_default=settings.server.default_thinking_enabled,
+    )
+
+
+def merge_sampling(*sources: SamplingOverrides) -> SamplingOverrides:
+    """The first source that states a dimension decides it."""
+    names = SamplingOverrides.__slots__
+    stated = {n: next((v for s in sources if (v := getattr(s, n)) is not None), None) for n in names}
+    return SamplingOverrides(**stated)
+
+
+def _template_source(settings: Settings, llama: LlamaModel) -> str:
+    path = settings.model.chat_template_file
+    if path is not None:
+        try:
+            return Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"model.chat_template_file = {path!r} cannot be read: {error}") from None
+    if llama.chat_template is None:
+        raise ModelLoadError(
+            f"{llama.path} carries no chat template", hint="Set model.chat_template_file to a Jinja template."
+        )
+    return llama.chat_template
+
+
+def _tags(settings: Settings, template_source: str) -> ReasoningTags | None:
+    opening, closing = settings.model.reasoning_open, settings.model.reasoning_close
+    if (opening is None) != (closing is None):
+        raise ConfigError("model.reasoning_open and model.reasoning_close must be set together")
+    if opening is not None and closing is not None:
+        return ReasoningTags(opening, closing)
+    return find_tags(template_source)
+
+
+def _is_part_of_any(piece: bytes, texts: set[bytes]) -> bool:
+    return any(piece in text for text in texts)
+
+
+def _context_length(settings: Settings, llama: LlamaModel) -> int:
+    asked = settings.engine.ctx_size
+    if asked is not None and asked > llama.train_context:
+        raise ConfigError(
+            f"engine.ctx_size = {asked} exceeds the {llama.train_context} tokens the model was trained for"
+        )
+    return asked if asked is not None else min(llama.train_context, LARGEST_DEFAULT_CONTEXT)
+
+
+def _kv_cells(settings: Settings, context_length: int) -> int:
+    asked = settings.engine.kv_size
+    if asked is not None and asked < context_length:
+        raise ConfigError(
+            f"engine.kv_size = {asked} is smaller than the context of one request, {context_length}"
+        )
+    if asked is None:
+        asked = min(context_length * settings.engine.parallel, max(context_length, LARGEST_DEFAULT_CONTEXT))
+    return -(-asked // KV_GRANULE) * KV_GRANULE
+
+
+def _threads(settings: Settings) -> int:
+    if settings.engine.threads is not None:
+        return settings.engine.threads
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _facts(settings: Settings, llama: LlamaModel, model: ServedModel, kv_cells: int) -> dict[str, object]:
+    """The resolved part of `/v1/config`."""
+    sampling = resolve_sampling(model.sampling_defaults)
+    return {
+        "version": __version__,
+        "model": {
+            "id": model.id,
+            "name": llama.name,
+            "vocabulary": llama.n_vocab,
+            "trained_context": llama.train_context,
+        },
+        "engine": {
+            "backend": "llama.cpp",
+            "context_length": model.context_length,
+            "kv_cells": kv_cells,
+            "parallel": settings.engine.parallel,
+            "threads": _threads(settings),
+        },
+        "thinking": {
+            "open_tag": model.tags.open if model.tags else None,
+            "close_tag": model.tags.close if model.tags else None,
+            "close_token_ids": list(model.close.ids) if model.close else None,
+            "default_enabled": model.thinks_by_default,
+            "template_can_toggle": model.template_thinking.can_toggle,
+            "seeds_open_tag": model.seeds_open_tag,
+            "default_budget_tokens": model.budget_tokens_default,
+            "default_budget_ms": model.budget_ms_default,
+        },
+        "sampling": {
+            **{name: getattr(sampling, name) for name in SamplingParams.__slots__},
+            "max_tokens": model.max_tokens_default,
+            "sources": _sampling_sources(settings, llama),
+        },
+    }
+
+
+def _sampling_sources(settings: Settings, llama: LlamaModel) -> dict[str, str]:
+    carried = llama.sampling_defaults
+    sources = {}
+    for name in SamplingParams.__slots__:
+        if getattr(settings.sampling, name) is not None:
+            sources[name] = settings.sources.get(f"sampling.{name}", "default")
+        else:
+            sources[name] = "model" if getattr(carried, name) is not None else "default"
+    return sources
+
+
+def _hashes(llama: LlamaModel, model: ServedModel, facts: dict[str, object]) -> ConfigHashes:
+    tokenizer = {
+        "pieces": hashlib.sha256(b"\0".join(llama.pieces)).hexdigest(),
+        "added": list(llama.added_spellings),
+        "control": list(llama.control_spellings),
+        "eos": sorted(llama.eos_ids),
+        "bos": llama.bos_id,
+        "pre": llama.metadata.get("tokenizer.ggml.pre"),
+    }
+    architecture = {
+        key: value
+        for key, value in llama.metadata.items()
+        if not key.startswith(("tokenizer.", "general.")) or key == "general.architecture"
+    }
+    return ConfigHashes(
+        tokenizer_config_hash=_sha256(tokenizer),
+        chat_template_hash="sha256:" + hashlib.sha256(model.template.source.encode()).hexdigest(),
+        model_config_hash=_sha256(architecture),
+        effective_config_hash=_sha256(facts),
+    )
+
+
+def _sha256(value: object) -> str:
+    canonical = msgspec.json.encode(value, order="sorted")
+    return "sha256:" + hashlib.sha256(canonical).hexdigest()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}",
+            hint="Choose another address with --host and --port.",
+        ) from None
+
+
+def _url_host(host: str) -> str:
+    if host in ("0.0.0.0", "::"):
+        return "localhost"
+    return f"[{host}]" if ":" in host else host
