@@ -85,6 +85,10 @@ def serve(settings: Settings, on_ready: Callable[[str], None] | None = None) -> 
     logging.basicConfig(
         level=settings.server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    if settings.server.log_level == "info":
+        # At this level kiln says itself what an operator wants to know.
+        for name in ("uvicorn.error", "kiln.llamacpp"):
+            logging.getLogger(name).setLevel(logging.WARNING)
     app = create_app(settings)
     listener = _listen(settings.server.host, settings.server.port)
     config = uvicorn.Config(

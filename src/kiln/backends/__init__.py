@@ -1,0 +1,1 @@
+"""Concrete engines and runners behind the ports."""

@@ -1,0 +1,306 @@
+"""llama.cpp behind the `ModelRunner` and `Tokenizer` ports, through llama-cpp-python's low-level C API.
+
+Calls and their costs follow llama.h of the pinned release. One context is owned by one thread; a
+`LlamaModel` (weights and vocabulary) is read-only after loading and may be shared. Native memory is
+freed by `close`, never by the garbage collector.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import llama_cpp.llama_cpp as native
+import numpy as np
+from numpy.typing import NDArray
+
+from kiln.core.errors import EngineFailed, ModelLoadError
+from kiln.core.sampling import SamplingOverrides
+from kiln.engine.ports import KVExhausted, ModelCall
+
+log = logging.getLogger("kiln.llamacpp")
+
+PINNED = "0.3.36"
+MAX_ROWS = 2048
+MICRO_BATCH = 512
+
+# The library warns about many harmless things; only its errors concern an operator.
+_GGML_LEVELS = {3: logging.INFO, 4: logging.ERROR}
+_recent_errors: list[str] = []
+_backend_lock = threading.Lock()
+_backend_ready = False
+
+
+@native.llama_log_callback  # type: ignore[untyped-decorator]
+def _on_log(level: int, text: bytes, _user_data: Any) -> None:
+    line = text.decode("utf-8", "replace").strip()
+    if not line:
+        return
+    if level >= 4:
+        _recent_errors.append(line)
+        del _recent_errors[:-8]
+    log.log(_GGML_LEVELS.get(level, logging.DEBUG), "%s", line)
+
+
+def start_backend() -> None:
+    """Initialise the library once, and check that bindings and library are of one release.
+
+    A struct that differs in layout reads wrong values silently, so known defaults are compared.
+    """
+    global _backend_ready
+    with _backend_lock:
+        if _backend_ready:
+            return
+        defaults = native.llama_context_default_params()
+        layout = (
+            defaults.n_batch,
+            defaults.n_ubatch,
+            defaults.n_seq_max,
+            defaults.swa_full,
+            defaults.no_perf,
+        )
+        if llama_cpp.__version__ != PINNED or layout != (2048, 512, 1, True, True):
+            raise ModelLoadError(
+                f"llama-cpp-python {llama_cpp.__version__} with context defaults {layout} is not the pinned "
+                f"{PINNED}: bindings and library must be of one release",
+                hint=f"Install llama-cpp-python=={PINNED} again, as `make setup` does.",
+            )
+        native.llama_log_set(_on_log, None)
+        native.llama_backend_init()
+        _backend_ready = True
+
+
+class LlamaModel:
+    """Loaded weights and vocabulary. Implements the `Tokenizer` port; its methods are thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        start_backend()
+        if not path.is_file():
+            raise ModelLoadError(f"no model file at {path}", hint="Give the path of a .gguf file.")
+        params = native.llama_model_default_params()
+        _recent_errors.clear()
+        self._pointer = native.llama_model_load_from_file(str(path).encode(), params)
+        if not self._pointer:
+            reason = "; ".join(_recent_errors) or "the file is not a model that llama.cpp can read"
+            raise ModelLoadError(f"cannot load {path}: {reason}", hint="Give the path of a valid .gguf file.")
+        self.path = path
+        self._vocab = native.llama_model_get_vocab(self._pointer)
+        self.n_vocab = int(native.llama_vocab_n_tokens(self._vocab))
+        self.train_context = int(native.llama_model_n_ctx_train(self._pointer))
+        self.pieces: list[bytes] = [self._piece(token) for token in range(self.n_vocab)]
+        self.eos_ids = frozenset(
+            token for token in range(self.n_vocab) if native.llama_vocab_is_eog(self._vocab, token)
+        )
+        bos = int(native.llama_vocab_bos(self._vocab))
+        eos = int(native.llama_vocab_eos(self._vocab))
+        self.bos_text = self._text(bos) if bos >= 0 else ""
+        self.eos_text = self._text(eos) if eos >= 0 else ""
+        self.bos_id = bos if bos >= 0 and native.llama_vocab_get_add_bos(self._vocab) else None
+        control, user_defined = self._added_tokens()
+        self.control_ids = frozenset(control)
+        self.control_spellings = _longest_first(control.values())
+        self.added_spellings = _longest_first([*control.values(), *user_defined.values()])
+
+    @property
+    def pointer(self) -> Any:
+        if self._pointer is None:
+            raise EngineFailed("the model has been closed")
+        return self._pointer
+
+    @cached_property
+    def metadata(self) -> dict[str, str]:
+        """The GGUF's key-value pairs, long values such as the template included."""
+        count = native.llama_model_meta_count(self.pointer)
+        pairs = {}
+        for index in range(count):
+            key = _read_text(
+                lambda buffer, size, i=index: native.llama_model_meta_key_by_index(
+                    self.pointer, i, buffer, size
+                )
+            )
+            pairs[key] = _read_text(
+                lambda buffer, size, i=index: native.llama_model_meta_val_str_by_index(
+                    self.pointer, i, buffer, size
+                )
+            )
+        return pairs
+
+    @property
+    def name(self) -> str:
+        return self.metadata.get("general.name") or self.path.stem
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.metadata.get("tokenizer.chat_template")
+
+    @property
+    def sampling_defaults(self) -> SamplingOverrides:
+        """The generation settings that the file carries (general.sampling.*); absent ones are None."""
+
+        def number(key: str) -> float | None:
+            text = self.metadata.get(f"general.sampling.{key}")
+            return None if text is None else float(text)
+
+        top_k = number("top_k")
+        return SamplingOverrides(
+            temperature=number("temp"),
+            top_p=number("top_p"),
+            top_k=None if top_k is None else int(top_k),
+            min_p=number("min_p"),
+            repetition_penalty=number("penalty_repeat"),
+        )
+
+    def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
+        """Token ids of `text` by llama_tokenize. User-defined tokens match even with `parse_special` off."""
+        data = text.encode("utf-8", "replace")
+        size = len(data) + 16
+        while True:
+            buffer = (native.llama_token * size)()
+            count = native.llama_tokenize(
+                self._vocab, data, len(data), buffer, size, add_special, parse_special
+            )
+            if count >= 0:
+                return list(buffer[:count])
+            size = -count
+
+    def close(self) -> None:
+        """Free the weights. Every runner of this model must be closed before."""
+        if self._pointer is not None:
+            native.llama_model_free(self._pointer)
+            self._pointer = None
+
+    def _piece(self, token: int) -> bytes:
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            count = native.llama_token_to_piece(self._vocab, token, buffer, size, 0, True)
+            if count >= 0:
+                return buffer.raw[:count]
+            size = -count
+
+    def _text(self, token: int) -> str:
+        text: bytes | None = native.llama_vocab_get_text(self._vocab, token)
+        return (text or b"").decode("utf-8", "replace")
+
+    def _added_tokens(self) -> tuple[dict[int, str], dict[int, str]]:
+        control, user_defined = {}, {}
+        for token in range(self.n_vocab):
+            attributes = native.llama_vocab_get_attr(self._vocab, token)
+            if attributes & native.LLAMA_TOKEN_ATTR_CONTROL:
+                control[token] = self._text(token)
+            elif attributes & native.LLAMA_TOKEN_ATTR_USER_DEFINED:
+                user_defined[token] = self._text(token)
+        return control, user_defined
+
+
+class LlamaRunner:
+    """One llama.cpp context as a `ModelRunner`: unified KV cache, flash attention, a preallocated batch."""
+
+    def __init__(self, model: LlamaModel, *, sequences: int, kv_cells: int, threads: int) -> None:
+        params = native.llama_context_default_params()
+        params.n_ctx = kv_cells
+        params.n_seq_max = sequences
+        params.n_batch = MAX_ROWS
+        params.n_ubatch = MICRO_BATCH
+        params.n_threads = params.n_threads_batch = threads
+        params.kv_unified = True
+        params.flash_attn_type = native.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        self.n_vocab = model.n_vocab
+        self.sequences = sequences
+        self.kv_cells = kv_cells
+        self.max_rows = MAX_ROWS
+        self._pointer = native.llama_init_from_model(model.pointer, params)
+        if not self._pointer:
+            reason = "; ".join(_recent_errors) or "not enough memory?"
+            raise ModelLoadError(
+                f"cannot create a context of {kv_cells} cells for {sequences} sequences: {reason}",
+                hint="Lower --ctx-size or --parallel.",
+            )
+        self._memory = native.llama_get_memory(self._pointer)
+        self._batch = _Batch(MAX_ROWS)
+
+    def execute(self, call: ModelCall) -> NDArray[np.float32]:
+        outputs = self._batch.fill(call)
+        status = native.llama_decode(self._pointer, self._batch.struct)
+        if status == 1:
+            raise KVExhausted
+        if status != 0:
+            raise EngineFailed(f"llama_decode returned {status}: {'; '.join(_recent_errors)}")
+        if outputs == 0:
+            return np.empty((0, self.n_vocab), np.float32)
+        pointer = native.llama_get_logits(self._pointer)
+        address = ctypes.cast(pointer, ctypes.c_void_p).value
+        if address is None:
+            raise EngineFailed("llama.cpp returned no logits")
+        values = (ctypes.c_float * (outputs * self.n_vocab)).from_address(address)
+        return np.ctypeslib.as_array(values).reshape(outputs, self.n_vocab)
+
+    def drop(self, sequence: int) -> None:
+        native.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+
+    def close(self) -> None:
+        if self._pointer is not None:
+            native.llama_free(self._pointer)
+            self._pointer = None
+
+
+class _Batch:
+    """A llama_batch whose arrays are numpy's, filled in place each call."""
+
+    def __init__(self, rows: int) -> None:
+        self._tokens = np.zeros(rows, np.int32)
+        self._positions = np.zeros(rows, np.int32)
+        self._sequences = np.zeros(rows, np.int32)
+        self._counts = np.ones(rows, np.int32)
+        self._outputs = np.zeros(rows, np.int8)
+        # llama_batch.seq_id is an array of pointers, one to each row's list of sequence ids.
+        base = np.uint64(self._sequences.ctypes.data)
+        self._sequence_pointers = base + np.uint64(4) * np.arange(rows, dtype=np.uint64)
+        pointer = ctypes.POINTER
+        self.struct = native.llama_batch()
+        self.struct.embd = None
+        self.struct.token = self._tokens.ctypes.data_as(pointer(native.llama_token))
+        self.struct.pos = self._positions.ctypes.data_as(pointer(native.llama_pos))
+        self.struct.n_seq_id = self._counts.ctypes.data_as(pointer(ctypes.c_int32))
+        self.struct.seq_id = ctypes.cast(
+            ctypes.c_void_p(self._sequence_pointers.ctypes.data), pointer(pointer(native.llama_seq_id))
+        )
+        self.struct.logits = self._outputs.ctypes.data_as(pointer(ctypes.c_int8))
+
+    def fill(self, call: ModelCall) -> int:
+        """Write the call's rows. Returns how many rows have logits."""
+        row = outputs = 0
+        for chunk in call.chunks:
+            end = row + len(chunk.tokens)
+            self._tokens[row:end] = chunk.tokens
+            self._positions[row:end] = np.arange(chunk.start, chunk.start + len(chunk.tokens))
+            self._sequences[row:end] = chunk.sequence
+            self._outputs[row:end] = 0
+            self._outputs[end - 1] = chunk.wants_logits
+            outputs += chunk.wants_logits
+            row = end
+        self.struct.n_tokens = row
+        return outputs
+
+
+def _read_text(read: Any) -> str:
+    """Call a C function that writes text into a buffer and returns the length it needs."""
+    size = 256
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        length = read(buffer, size)
+        if length < 0:
+            return ""
+        if length < size:
+            return buffer.raw[:length].decode("utf-8", "replace")
+        size = length + 1
+
+
+def _longest_first(spellings: Any) -> Sequence[str]:
+    return sorted({s for s in spellings if s}, key=lambda s: (-len(s), s))

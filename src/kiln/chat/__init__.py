@@ -1,0 +1,1 @@
+"""The use cases: render, budget, submit, assemble."""

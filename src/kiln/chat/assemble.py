@@ -1,0 +1,102 @@
+"""From token events to text: detokenize, split reasoning, content and tool calls, stop where asked."""
+
+from __future__ import annotations
+
+from kiln.chat.prepare import Prepared
+from kiln.chat.served import ServedModel
+from kiln.core.completion import ChoiceEnd, ExchangeEvent, TextDelta, ToolCallDelta
+from kiln.core.tokens import FinishReason, TokenEvent
+from kiln.engine.ports import GenerationEnd
+from kiln.text.detokenizer import Detokenizer
+from kiln.text.scanner import Channel, Scanner, Span, ToolMarkers
+from kiln.text.tool_calls import parse_tool_call
+
+
+class ChoiceAssembler:
+    """Assembles one choice. Feed it every token in order, then `finish` once.
+
+    `stopped` turns true at the token whose text completed a stop string; later tokens, which the
+    engine may have made before it heard of the stop, are ignored and not counted.
+    """
+
+    def __init__(self, index: int, prepared: Prepared, model: ServedModel) -> None:
+        self._index = index
+        self._budget_applied = prepared.budget_applied
+        self._markers: ToolMarkers | None = model.tool_markers if prepared.parses_tools else None
+        self._eos_ids = frozenset() if prepared.turn.ignore_eos else model.tokenizer.eos_ids
+        self._detokenizer = Detokenizer(model.tokenizer.pieces, model.hidden_ids)
+        self._scanner = Scanner(
+            tags=model.tags,
+            in_reasoning=prepared.in_reasoning,
+            stops=prepared.turn.stop,
+            tools=self._markers,
+        )
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[dict[str, object]] = []
+        self._tokens = 0
+
+    @property
+    def stopped(self) -> bool:
+        return self._scanner.stopped is not None
+
+    def feed(self, tokens: list[TokenEvent]) -> list[ExchangeEvent]:
+        """Events that are ready after these tokens; adjacent text of one channel is one delta a token."""
+        events: list[ExchangeEvent] = []
+        for token in tokens:
+            if self.stopped:
+                break
+            self._tokens += 1
+            if token.token_id in self._eos_ids:
+                continue
+            text = self._detokenizer.feed(token.token_id)
+            if text:
+                events.extend(self._events(self._scanner.feed(text)))
+        return events
+
+    def finish(self, end: GenerationEnd) -> list[ExchangeEvent]:
+        """The last events; the very last is the ChoiceEnd."""
+        events: list[ExchangeEvent] = []
+        if not self.stopped:
+            tail = self._detokenizer.finish()
+            if tail:
+                events.extend(self._events(self._scanner.feed(tail)))
+            events.extend(self._events(self._scanner.finish()))
+        events.append(
+            ChoiceEnd(
+                index=self._index,
+                content="".join(self._content),
+                reasoning="".join(self._reasoning),
+                tool_calls=tuple(self._calls),
+                finish_reason=self._reason(end),
+                completion_tokens=self._tokens,
+                outcome=end.outcome if self._budget_applied else None,
+            )
+        )
+        return events
+
+    def _reason(self, end: GenerationEnd) -> FinishReason:
+        reason = FinishReason.STOP if self.stopped else end.reason
+        if reason is FinishReason.STOP and self._calls:
+            return FinishReason.TOOL_CALLS
+        return reason
+
+    def _events(self, spans: list[Span]) -> list[ExchangeEvent]:
+        return [self._event(span) for span in spans]
+
+    def _event(self, span: Span) -> ExchangeEvent:
+        if span.channel is Channel.REASONING:
+            self._reasoning.append(span.text)
+            return TextDelta(self._index, "reasoning", span.text)
+        if span.channel is Channel.TOOL:
+            call = parse_tool_call(span.text)
+            if call is not None:
+                self._calls.append(call.to_openai())
+                return ToolCallDelta(self._index, len(self._calls) - 1, call.to_openai())
+            # A call that does not parse stays text, as the model wrote it.
+            assert self._markers is not None
+            text = f"{self._markers.open}{span.text}{self._markers.close}"
+        else:
+            text = span.text
+        self._content.append(text)
+        return TextDelta(self._index, "content", text)

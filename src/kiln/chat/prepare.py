@@ -1,0 +1,173 @@
+"""From a turn to engine requests: render, tokenize, resolve the budget, refuse what cannot fit.
+
+Pure and synchronous; runs on a worker thread, never on the event loop or the engine thread.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, replace
+
+from kiln.chat.presets import preset
+from kiln.chat.served import ServedModel
+from kiln.core.budgets import Budget
+from kiln.core.completion import ThinkingSource, ThinkingState
+from kiln.core.errors import CloseCannotFit, ContextExceeded, EmptyPrompt, ModelNotFound, StopOverlapsClose
+from kiln.core.messages import Conversation
+from kiln.core.sampling import MAX_SEED, SamplingParams, resolve_sampling
+from kiln.core.turn import ChatTurn
+from kiln.engine.ports import GenerationRequest, ThinkingSpec
+from kiln.text.template import RenderedPrompt, encode_prompt
+from kiln.thinking.budget import applies, resolve_budget
+from kiln.thinking.gate import GateLimits, stop_overlaps_close
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A turn that can be submitted. `requests` is empty when no completion token is allowed."""
+
+    turn: ChatTurn
+    prompt_ids: tuple[int, ...]
+    requests: tuple[GenerationRequest, ...]
+    sampling: SamplingParams
+    seed: int
+    max_tokens: int
+    thinking: ThinkingState
+    in_reasoning: bool
+    budget: Budget
+    budget_applied: bool
+    parses_tools: bool
+
+
+def prepare(turn: ChatTurn, model: ServedModel) -> Prepared:
+    """Raises the RequestError that names what the caller can mend."""
+    if turn.model is not None and turn.model != model.id:
+        raise ModelNotFound(f"the model {turn.model!r} is not served here", param="model")
+    conversation, thinking = _decide_thinking(turn.conversation, model)
+    prompt = _render(conversation, thinking, model)
+    in_reasoning = model.tags is not None and prompt.ends_with(model.tags.open)
+    prompt_ids = _encode(prompt, model)
+    max_tokens = _fit(turn, prompt_ids, model)
+    budget = resolve_budget(
+        default_tokens=model.budget_tokens_default,
+        default_time_ms=model.budget_ms_default,
+        request_tokens=turn.budget_tokens,
+        request_time_ms=turn.budget_ms,
+    )
+    applied = model.close is not None and applies(
+        budget, starts_in_reasoning=in_reasoning, max_tokens=max_tokens
+    )
+    if applied:
+        _check_close(turn, max_tokens, len(prompt_ids), model)
+    # A template that leaves the opening to the model thinks although kiln cannot arm the gate.
+    enabled = in_reasoning or (model.template_thinking.leaves_open_to_model and thinking.enabled)
+    prepared = Prepared(
+        turn=turn,
+        prompt_ids=prompt_ids,
+        requests=(),
+        sampling=resolve_sampling(turn.sampling, preset(turn.sampling_preset), model.sampling_defaults),
+        seed=turn.seed if turn.seed is not None else secrets.randbelow(MAX_SEED + 1),
+        max_tokens=max_tokens,
+        thinking=replace(thinking, enabled=enabled),
+        in_reasoning=in_reasoning,
+        budget=budget,
+        budget_applied=applied,
+        parses_tools=bool(turn.conversation.tools) and turn.conversation.tool_choice != "none",
+    )
+    if max_tokens == 0:
+        return prepared
+    return replace(prepared, requests=_to_requests(prepared, model))
+
+
+def _decide_thinking(conversation: Conversation, model: ServedModel) -> tuple[Conversation, ThinkingState]:
+    """Who decides whether the prompt thinks: the request's enable_thinking, the server, or the template."""
+    kwargs = conversation.template_kwargs
+    default = model.thinks_by_default
+    if "enable_thinking" in kwargs:
+        asked = kwargs["enable_thinking"]
+        source: ThinkingSource = "request" if isinstance(asked, bool) else "custom"
+        return conversation, ThinkingState(bool(asked), source, default)
+    if model.thinking_default is not None:
+        kwargs = {**kwargs, "enable_thinking": model.thinking_default}
+        return replace(conversation, template_kwargs=kwargs), ThinkingState(
+            default, "server_default", default
+        )
+    return conversation, ThinkingState(default, "template_default", default)
+
+
+def _render(conversation: Conversation, thinking: ThinkingState, model: ServedModel) -> RenderedPrompt:
+    prompt = model.template.render(conversation)
+    seed = model.seeds_open_tag and thinking.enabled and model.tags is not None
+    if seed and model.tags is not None and not prompt.ends_with(model.tags.open):
+        return prompt.with_suffix(f"{model.tags.open}\n")
+    return prompt
+
+
+def _encode(prompt: RenderedPrompt, model: ServedModel) -> tuple[int, ...]:
+    ids = encode_prompt(prompt, model.tokenizer)
+    if model.bos_id is not None and ids[:1] != [model.bos_id]:
+        ids = [model.bos_id, *ids]
+    return tuple(ids)
+
+
+def _fit(turn: ChatTurn, prompt_ids: tuple[int, ...], model: ServedModel) -> int:
+    """The completion limit after clamping to the context window."""
+    if not prompt_ids:
+        raise EmptyPrompt("the messages render to an empty prompt", param="messages")
+    room = model.context_length - len(prompt_ids)
+    asked = turn.max_tokens if turn.max_tokens is not None else model.max_tokens_default
+    if room < 1 and (asked > 0 or room < 0):
+        raise ContextExceeded(
+            f"the prompt has {len(prompt_ids)} tokens, the context holds {model.context_length}"
+            " with the completion",
+            param="messages",
+        )
+    return min(asked, room)
+
+
+def _check_close(turn: ChatTurn, max_tokens: int, prompt_tokens: int, model: ServedModel) -> None:
+    assert model.close is not None and model.tags is not None
+    need = len(model.close.ids)
+    if max_tokens < need:
+        room = model.context_length - prompt_tokens
+        clamped = room <= max_tokens
+        raise CloseCannotFit(
+            f"closing the thinking takes {need} tokens, but only {max_tokens} can be generated"
+            + (f" in a context of {model.context_length}" if clamped else ""),
+            param="messages" if clamped else "max_tokens",
+        )
+    for stop in turn.stop:
+        if stop_overlaps_close(stop, model.tags.close):
+            raise StopOverlapsClose(
+                f"the stop string {stop!r} overlaps the closing tag {model.tags.close!r}", param="stop"
+            )
+
+
+def _to_requests(prepared: Prepared, model: ServedModel) -> tuple[GenerationRequest, ...]:
+    thinking = None
+    if prepared.in_reasoning and model.close is not None:
+        # Without an applied budget the gate only watches, so that the thinking can be skipped.
+        thinking = ThinkingSpec(
+            model.close, _gate_limits(prepared) if prepared.budget_applied else GateLimits()
+        )
+    return tuple(
+        GenerationRequest(
+            prompt_ids=prepared.prompt_ids,
+            max_tokens=prepared.max_tokens,
+            sampling=prepared.sampling,
+            seed=prepared.seed,
+            choice_index=index,
+            eos_ids=frozenset() if prepared.turn.ignore_eos else model.tokenizer.eos_ids,
+            thinking=thinking,
+        )
+        for index in range(prepared.turn.n)
+    )
+
+
+def _gate_limits(prepared: Prepared) -> GateLimits:
+    time_ms = prepared.budget.time_ms.value
+    return GateLimits(
+        max_tokens=prepared.budget.tokens.value,
+        max_time_s=None if time_ms is None else time_ms / 1000,
+        completion_tokens=prepared.max_tokens,
+    )

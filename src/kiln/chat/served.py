@@ -1,0 +1,43 @@
+"""The model being served, as the use cases see it: tokenizer, template, thinking tags, defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kiln.core.sampling import SamplingOverrides
+from kiln.core.tokens import Tokenizer
+from kiln.text.reasoning import ReasoningTags, TemplateThinking
+from kiln.text.scanner import ToolMarkers
+from kiln.text.template import ChatTemplate
+from kiln.thinking.gate import CloseSequence
+
+DEFAULT_MAX_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """Everything about the model that a request needs. `hidden_ids` are tokens never shown as text."""
+
+    id: str
+    created: int
+    tokenizer: Tokenizer
+    bos_id: int | None
+    template: ChatTemplate
+    context_length: int
+    tags: ReasoningTags | None
+    close: CloseSequence | None
+    template_thinking: TemplateThinking
+    seeds_open_tag: bool
+    tool_markers: ToolMarkers | None
+    hidden_ids: frozenset[int]
+    sampling_defaults: SamplingOverrides
+    max_tokens_default: int
+    budget_tokens_default: int | None
+    budget_ms_default: int | None
+    thinking_default: bool | None
+
+    @property
+    def thinks_by_default(self) -> bool:
+        if self.thinking_default is not None:
+            return self.thinking_default
+        return self.template_thinking.default_enabled

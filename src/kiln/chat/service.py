@@ -1,0 +1,221 @@
+"""The chat use case: prepare a turn, submit it, assemble what comes back, account for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, TypeVar
+
+from kiln.chat.assemble import ChoiceAssembler
+from kiln.chat.prepare import Prepared, prepare
+from kiln.chat.served import ServedModel
+from kiln.core.budgets import Outcome
+from kiln.core.completion import ChoiceEnd, Completion, ExchangeEvent, ExchangeHead
+from kiln.core.errors import KilnError, RequestTimedOut, ShuttingDown
+from kiln.core.tokens import FinishReason
+from kiln.core.turn import ChatTurn
+from kiln.engine.ports import Delivery, Engine, Generation, GenerationEnd, Timings
+
+T = TypeVar("T")
+
+# Rendering and tokenizing hold the interpreter lock for most of their time: more threads gain nothing.
+_PREPARE_THREADS = 2
+
+
+class Observer(Protocol):
+    """Hears what happens to exchanges, for metrics."""
+
+    def exchange_started(self, head: ExchangeHead) -> None: ...
+
+    def choice_ended(self, head: ExchangeHead, outcome: Outcome | None, finished: bool, tokens: int) -> None:
+        """`finished` is False when the choice was cut by a cancellation or a failure."""
+        ...
+
+
+class Exchange:
+    """One running exchange: a prompt and its choices."""
+
+    def __init__(
+        self,
+        head: ExchangeHead,
+        prepared: Prepared,
+        model: ServedModel,
+        generations: list[Generation],
+        observer: Observer,
+        on_end: Callable[[str], None],
+    ) -> None:
+        self.head = head
+        self._generations = generations
+        self._assemblers = [ChoiceAssembler(i, prepared, model) for i in range(prepared.turn.n)]
+        self._observer = observer
+        self._on_end = on_end
+        self._accounted: set[int] = set()
+
+    async def events(self) -> AsyncGenerator[list[ExchangeEvent]]:
+        """Events as they come, one list an engine step. Raises the KilnError the exchange failed with.
+
+        Only for exchanges of one choice; `collect` serves any number.
+        """
+        async with contextlib.aclosing(self._choice_events(0)) as batches:
+            async for batch in batches:
+                yield batch
+        self._on_end(self.head.id)
+
+    async def collect(self) -> Completion:
+        """Run to the end. Raises the KilnError the exchange failed with."""
+
+        async def one(index: int) -> ChoiceEnd:
+            last: ExchangeEvent | None = None
+            async for batch in self._choice_events(index):
+                last = batch[-1] if batch else last
+            assert isinstance(last, ChoiceEnd)
+            return last
+
+        try:
+            choices = await asyncio.gather(*(one(i) for i in range(len(self._assemblers))))
+        except BaseException:
+            self.abandon()
+            raise
+        self._on_end(self.head.id)
+        return Completion(self.head, tuple(choices))
+
+    def skip_thinking(self) -> None:
+        """Close the reasoning at the next token; no effect once the answer began."""
+        for generation in self._generations:
+            generation.close_thinking()
+
+    def fail(self, error: KilnError) -> None:
+        """End the exchange with an error, for example at shutdown."""
+        for generation in self._generations:
+            generation.cancel(error)
+
+    def abandon(self) -> None:
+        """Nobody reads any more: free everything within one step. Idempotent."""
+        for generation in self._generations:
+            generation.cancel()
+        for index in range(len(self._assemblers)):
+            self._account(index, None, finished=False, tokens=0)
+        self._on_end(self.head.id)
+
+    async def _choice_events(self, index: int) -> AsyncGenerator[list[ExchangeEvent]]:
+        assembler = self._assemblers[index]
+        if not self._generations:
+            now = time.monotonic()
+            yield self._finish(index, GenerationEnd(FinishReason.LENGTH, None, Timings(now, ended=now)))
+            return
+        generation = self._generations[index]
+        async for delivery in generation:
+            if assembler.stopped and delivery.end is None:
+                continue
+            events = self._assemble(index, delivery)
+            if assembler.stopped and delivery.end is None:
+                generation.cancel()
+            if delivery.end is not None:
+                events.extend(self._finish(index, delivery.end))
+            if events:
+                yield events
+
+    def _assemble(self, index: int, delivery: Delivery) -> list[ExchangeEvent]:
+        return self._assemblers[index].feed(delivery.tokens)
+
+    def _finish(self, index: int, end: GenerationEnd) -> list[ExchangeEvent]:
+        assembler = self._assemblers[index]
+        cut = end.reason in (FinishReason.ERROR, FinishReason.CANCELLED) and not assembler.stopped
+        if cut:
+            self._account(index, end.outcome, finished=False, tokens=0)
+            raise end.error if end.error is not None else ShuttingDown("the engine was stopped")
+        events = assembler.finish(end)
+        last = events[-1]
+        assert isinstance(last, ChoiceEnd)
+        self._account(index, end.outcome, finished=True, tokens=last.completion_tokens)
+        return events
+
+    def _account(self, index: int, outcome: Outcome | None, *, finished: bool, tokens: int) -> None:
+        if index not in self._accounted:
+            self._accounted.add(index)
+            self._observer.choice_ended(self.head, outcome, finished, tokens)
+
+
+class ChatService:
+    """Owns the served model, the engine and the running exchanges. Lives on the event loop."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        engine: Engine,
+        observer: Observer,
+        *,
+        request_timeout_s: float | None = None,
+    ) -> None:
+        self.model = model
+        self.engine = engine
+        self._observer = observer
+        self._request_timeout_s = request_timeout_s
+        self._exchanges: dict[str, Exchange] = {}
+        self._draining = False
+        self._pool = ThreadPoolExecutor(_PREPARE_THREADS, thread_name_prefix="kiln-prepare")
+
+    @property
+    def is_draining(self) -> bool:
+        return self._draining
+
+    async def in_worker(self, function: Callable[[], T]) -> T:
+        """Run computing work off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+
+    def prepare(self, turn: ChatTurn) -> Prepared:
+        """Synchronous; call it through `in_worker`."""
+        return prepare(turn, self.model)
+
+    def start(self, prepared: Prepared) -> Exchange:
+        """Submit a prepared turn. Raises QueueFull, ShuttingDown or EngineFailed."""
+        if self._draining:
+            raise ShuttingDown("the server is shutting down")
+        self.engine.ensure_room(len(prepared.requests))
+        head = ExchangeHead(
+            id=f"chatcmpl-{uuid.uuid4().hex}",
+            created=int(time.time()),
+            model=self.model.id,
+            prompt_tokens=len(prepared.prompt_ids),
+            thinking=prepared.thinking,
+            budget=prepared.budget,
+            budget_applied=prepared.budget_applied,
+        )
+        generations = [self.engine.submit(request) for request in prepared.requests]
+        exchange = Exchange(head, prepared, self.model, generations, self._observer, self._forget)
+        self._exchanges[head.id] = exchange
+        self._observer.exchange_started(head)
+        if self._request_timeout_s is not None:
+            self._limit(exchange, self._request_timeout_s)
+        return exchange
+
+    def find(self, exchange_id: str) -> Exchange | None:
+        """A live exchange by its id."""
+        return self._exchanges.get(exchange_id)
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new exchanges, let running ones finish for `grace_s` seconds, then cut them."""
+        self._draining = True
+        deadline = time.monotonic() + grace_s
+        while self._exchanges and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        for exchange in list(self._exchanges.values()):
+            exchange.fail(ShuttingDown("the server shut down before the answer was complete"))
+
+    async def close(self) -> None:
+        await self.engine.stop()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _limit(self, exchange: Exchange, seconds: float) -> None:
+        def expire() -> None:
+            if exchange.head.id in self._exchanges:
+                exchange.fail(RequestTimedOut(f"the request ran for more than {seconds:g} seconds"))
+
+        asyncio.get_running_loop().call_later(seconds, expire)
+
+    def _forget(self, exchange_id: str) -> None:
+        self._exchanges.pop(exchange_id, None)

@@ -1,0 +1,1 @@
+"""Values that every room may name. Imports nothing of kiln."""

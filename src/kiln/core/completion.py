@@ -1,0 +1,78 @@
+"""What one exchange produced, as values that every dialect can encode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kiln.core.budgets import Budget, Outcome
+from kiln.core.tokens import FinishReason
+
+ThinkingSource = Literal["custom", "request", "server_default", "template_default"]
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingState:
+    """Whether the rendered prompt thinks, who decided it, and what the default would have been."""
+
+    enabled: bool
+    source: ThinkingSource
+    default_enabled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeHead:
+    """What is known of an exchange once its prompt is rendered. `created` is Unix seconds."""
+
+    id: str
+    created: int
+    model: str
+    prompt_tokens: int
+    thinking: ThinkingState
+    budget: Budget
+    budget_applied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Text of one choice, in order. Channel `reasoning` or `content`."""
+
+    index: int
+    channel: Literal["reasoning", "content"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """One whole tool call of one choice, OpenAI-shaped; `position` counts the choice's calls."""
+
+    index: int
+    position: int
+    call: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnd:
+    """One choice, complete. `outcome` is None unless a budget applied.
+
+    `completion_tokens` counts every generated token, forced and end-of-sequence ones included.
+    """
+
+    index: int
+    content: str
+    reasoning: str
+    tool_calls: tuple[dict[str, Any], ...]
+    finish_reason: FinishReason
+    completion_tokens: int
+    outcome: Outcome | None
+
+
+ExchangeEvent = TextDelta | ToolCallDelta | ChoiceEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished exchange, choices in index order."""
+
+    head: ExchangeHead
+    choices: tuple[ChoiceEnd, ...]

@@ -1,0 +1,190 @@
+"""Every error kiln raises on purpose.
+
+    KilnError
+    ├── RequestError                 the caller can mend it
+    │   ├── InvalidJson              400 invalid_json
+    │   ├── InvalidField             400 invalid_field
+    │   ├── Unsupported              400 unsupported
+    │   ├── TemplateFailed           400 chat_template_failed
+    │   ├── EmptyPrompt              400 empty_prompt
+    │   ├── ContextExceeded          400 context_length_exceeded
+    │   ├── CloseCannotFit           400 thinking_close_cannot_fit
+    │   ├── StopOverlapsClose        400 stop_overlaps_thinking_close
+    │   ├── ModelNotFound            404 model_not_found
+    │   ├── AdapterNotFound          404 adapter_not_found
+    │   ├── ExchangeNotFound         404 exchange_not_found
+    │   ├── RouteNotFound            404 route_not_found
+    │   ├── MethodNotAllowed         405 method_not_allowed
+    │   ├── BodyTooLarge             413 body_too_large
+    │   ├── UnsupportedMediaType     415 unsupported_media_type
+    │   └── QueueFull                429 queue_full
+    ├── ServiceError                 the server's fault or state
+    │   ├── EngineFailed             503 engine_failed
+    │   ├── RequestTimedOut          504 request_timed_out
+    │   ├── ShuttingDown             503 shutting_down
+    │   └── InternalError            500 internal_error
+    └── SetupError                   stops start-up; never crosses HTTP
+        ├── ConfigError
+        ├── ModelLoadError
+        └── DownloadError
+
+One type has one code, one status and one default hint; `param` names the offending request field.
+"""
+
+from __future__ import annotations
+
+
+class KilnError(Exception):
+    """Base of all errors raised on purpose.
+
+    `message` says what is wrong, `param` which request field, `hint` what would mend it.
+    """
+
+    status = 500
+    code = "internal_error"
+    type = "server_error"
+    hint: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if hint is not None:
+            self.hint = hint
+
+
+class RequestError(KilnError):
+    status = 400
+    code = "invalid_request"
+    type = "invalid_request_error"
+
+
+class InvalidJson(RequestError):
+    code = "invalid_json"
+    hint = "Send one JSON object, encoded as UTF-8."
+
+
+class InvalidField(RequestError):
+    code = "invalid_field"
+    hint = "Correct the named field; the field tables are in the project's contract."
+
+
+class Unsupported(RequestError):
+    code = "unsupported"
+    hint = "Leave the named field out."
+
+
+class TemplateFailed(RequestError):
+    code = "chat_template_failed"
+    hint = "Check the messages, tools and chat_template_kwargs against what the model's template accepts."
+
+
+class EmptyPrompt(RequestError):
+    code = "empty_prompt"
+    hint = "Send at least one message that renders to text."
+
+
+class ContextExceeded(RequestError):
+    code = "context_length_exceeded"
+    hint = "Shorten the prompt or serve the model with a larger --ctx-size."
+
+
+class CloseCannotFit(RequestError):
+    code = "thinking_close_cannot_fit"
+    hint = "Raise max_tokens, shorten the prompt, or set both thinking budgets to null."
+
+
+class StopOverlapsClose(RequestError):
+    code = "stop_overlaps_thinking_close"
+    hint = "Choose a stop string that shares no edge with the closing tag, or lift the thinking budget."
+
+
+class ModelNotFound(RequestError):
+    status = 404
+    code = "model_not_found"
+    hint = "GET /v1/models lists what is served; leave `model` out to use the default."
+
+
+class AdapterNotFound(RequestError):
+    status = 404
+    code = "adapter_not_found"
+    hint = "Leave the adapter out, or send null, to use the base model."
+
+
+class ExchangeNotFound(RequestError):
+    status = 404
+    code = "exchange_not_found"
+    hint = "Send the id of an exchange that is still running."
+
+
+class RouteNotFound(RequestError):
+    status = 404
+    code = "route_not_found"
+    hint = "Check the path; the inference routes begin with /v1."
+
+
+class MethodNotAllowed(RequestError):
+    status = 405
+    code = "method_not_allowed"
+    hint = "Use the method named in the Allow header."
+
+
+class BodyTooLarge(RequestError):
+    status = 413
+    code = "body_too_large"
+    hint = "Send a smaller request, or raise server.max_body_bytes."
+
+
+class UnsupportedMediaType(RequestError):
+    status = 415
+    code = "unsupported_media_type"
+    hint = "Send the header `content-type: application/json`."
+
+
+class QueueFull(RequestError):
+    status = 429
+    code = "queue_full"
+    type = "rate_limit_error"
+    hint = "Retry after the time in the Retry-After header."
+
+
+class ServiceError(KilnError):
+    pass
+
+
+class EngineFailed(ServiceError):
+    status = 503
+    code = "engine_failed"
+    hint = "The request may be sent again."
+
+
+class RequestTimedOut(ServiceError):
+    status = 504
+    code = "request_timed_out"
+    hint = "Ask for fewer tokens, or raise engine.request_timeout_s."
+
+
+class ShuttingDown(ServiceError):
+    status = 503
+    code = "shutting_down"
+    hint = "Send the request to another instance, or again once the server is back."
+
+
+class InternalError(ServiceError):
+    hint = "This is a defect of the server; its log holds the details."
+
+
+class SetupError(KilnError):
+    type = "setup_error"
+
+
+class ConfigError(SetupError):
+    code = "invalid_configuration"
+
+
+class ModelLoadError(SetupError):
+    code = "model_load_failed"
+
+
+class DownloadError(SetupError):
+    code = "download_failed"

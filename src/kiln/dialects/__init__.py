@@ -1,0 +1,1 @@
+"""Pure functions between wire types and core values, one module a dialect."""

@@ -1,0 +1,275 @@
+"""The `/v1` dialect: chat completions of the Kiln inference contract v1, to core values and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from kiln.core.completion import ChoiceEnd, Completion, ExchangeEvent, ExchangeHead, TextDelta, ToolCallDelta
+from kiln.core.errors import AdapterNotFound, InvalidField, Unsupported
+from kiln.core.messages import Conversation, Message
+from kiln.core.sampling import MAX_SEED, SamplingOverrides
+from kiln.core.tokens import FinishReason
+from kiln.core.turn import ChatTurn
+from kiln.dialects.validate import decode, require_finite, require_range, text_list
+from kiln.text.template import content_text
+from kiln.thinking.budget import to_outcome, to_record
+from kiln.wire import kiln as wire
+from kiln.wire.kiln import FinishReasonName
+
+MAX_CHOICES = 64
+MAX_STOPS = 256
+MAX_STOP_BYTES = 16384
+
+EmptyReason = Literal["no_content", "reasoning_without_final_content", "tool_call"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyOptions:
+    """How the answer is to be shaped, apart from what is generated."""
+
+    stream: bool
+    include_usage: bool
+    fold_reasoning: bool
+    config_hashes: wire.ConfigHashes | None
+
+
+def decode_chat(body: bytes) -> wire.ChatCompletionRequest:
+    """Decode and check a request body. Every refusal names the field."""
+    request = decode(body, wire.ChatCompletionRequest)
+    require_finite(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=request.repetition_penalty,
+    )
+    require_range("seed", request.seed, 0, MAX_SEED)
+    require_range("n", request.n, 1, MAX_CHOICES)
+    if request.stream and (request.n or 1) > 1:
+        raise InvalidField("n above 1 needs stream=false", param="n", hint="Send n=1, or do not stream.")
+    _check_adapters(request)
+    if request.rollout_provenance:
+        raise Unsupported("rollout_provenance is not served by this release", param="rollout_provenance")
+    if request.include_performance:
+        raise Unsupported("include_performance is not served by this release", param="include_performance")
+    return request
+
+
+def to_turn(request: wire.ChatCompletionRequest) -> ChatTurn:
+    """The core value of a checked request."""
+    limit = request.max_tokens if request.max_tokens is not None else request.max_completion_tokens
+    return ChatTurn(
+        conversation=Conversation(
+            messages=tuple(_to_message(m, f"messages[{i}]") for i, m in enumerate(request.messages)),
+            tools=tuple(request.tools or ()),
+            tool_choice=request.tool_choice,
+            template_kwargs=request.chat_template_kwargs or {},
+        ),
+        model=request.model,
+        sampling=SamplingOverrides(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            min_p=request.min_p,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            repetition_penalty=request.repetition_penalty,
+        ),
+        sampling_preset=request.sampling_preset,
+        max_tokens=limit,
+        ignore_eos=request.ignore_eos,
+        budget_tokens=request.thinking_budget_tokens,
+        budget_ms=request.thinking_budget_ms,
+        stop=_to_stops(request.stop),
+        seed=request.seed,
+        n=request.n if request.n is not None else 1,
+    )
+
+
+def to_response(completion: Completion, options: ReplyOptions) -> wire.ChatCompletionResponse:
+    """The non-streaming response. `metadata` speaks of choice 0, as the contract rules for n > 1."""
+    head, first = completion.head, completion.choices[0]
+    folded = options.fold_reasoning and first.reasoning != ""
+    empty = _empty_reason(first)
+    record = to_record(head.budget, applied=head.budget_applied, outcome=first.outcome)
+    return wire.ChatCompletionResponse(
+        id=head.id,
+        created=head.created,
+        model=head.model,
+        choices=[_to_choice(choice, options) for choice in completion.choices],
+        usage=_usage(head, completion.choices),
+        metadata=wire.ChatCompletionMetadata(
+            thinking_enabled=head.thinking.enabled,
+            thinking_mode="reasoning" if head.thinking.enabled else "non_reasoning",
+            thinking_source=head.thinking.source,
+            default_thinking_enabled=head.thinking.default_enabled,
+            final_content_empty=first.content == "",
+            content_empty_reason=empty if empty is not None else UNSET,
+            reasoning_folded_into_content=folded,
+            thinking_budget=record,
+            config_hashes=options.config_hashes if options.config_hashes is not None else UNSET,
+        ),
+    )
+
+
+class ChunkEncoder:
+    """Turns the events of one streamed exchange (one choice) into the bytes of server-sent events."""
+
+    def __init__(self, head: ExchangeHead, options: ReplyOptions) -> None:
+        self._head = head
+        self._options = options
+        self._encoder = msgspec.json.Encoder()
+        self._fold_open = False
+        self._folding = options.fold_reasoning
+
+    def opening(self) -> bytes:
+        """The first chunk, which carries the role."""
+        return self._delta(wire.Delta(role="assistant"))
+
+    def encode(self, events: Iterable[ExchangeEvent]) -> bytes:
+        return b"".join(self._event(event) for event in events)
+
+    def _event(self, event: ExchangeEvent) -> bytes:
+        if isinstance(event, TextDelta):
+            if event.channel == "content":
+                return self._close_fold() + self._delta(wire.Delta(content=event.text))
+            return self._delta(wire.Delta(reasoning_content=event.text)) + self._fold(event.text)
+        if isinstance(event, ToolCallDelta):
+            call = {"index": event.position, **event.call}
+            return self._close_fold() + self._delta(wire.Delta(tool_calls=[call]))
+        return self._close_fold() + self._ending(event)
+
+    def _ending(self, end: ChoiceEnd) -> bytes:
+        head = self._head
+        record = to_record(head.budget, applied=head.budget_applied, outcome=end.outcome)
+        finish = wire.ChunkChoice(
+            index=end.index, delta=wire.Delta(), finish_reason=_finish_reason(end.finish_reason)
+        )
+        chunk = self._chunk([finish], metadata=wire.StreamingTerminalMetadata(thinking_budget=record))
+        if self._options.include_usage:
+            chunk += self._chunk([], usage=_usage(head, [end]))
+        return chunk + b"data: [DONE]\n\n"
+
+    def _fold(self, text: str) -> bytes:
+        if not self._folding:
+            return b""
+        opening = "" if self._fold_open else "<think>\n"
+        self._fold_open = True
+        return self._delta(wire.Delta(content=opening + text))
+
+    def _close_fold(self) -> bytes:
+        """End the folded block before anything else is content; later reasoning is not folded again."""
+        if not self._fold_open:
+            return b""
+        self._fold_open = self._folding = False
+        return self._delta(wire.Delta(content=_FOLD_END))
+
+    def _delta(self, delta: wire.Delta) -> bytes:
+        return self._chunk([wire.ChunkChoice(index=0, delta=delta)])
+
+    def _chunk(
+        self,
+        choices: list[wire.ChunkChoice],
+        *,
+        metadata: wire.StreamingTerminalMetadata | UnsetType = UNSET,
+        usage: wire.Usage | UnsetType = UNSET,
+    ) -> bytes:
+        chunk = wire.ChatCompletionChunk(
+            id=self._head.id,
+            created=self._head.created,
+            model=self._head.model,
+            choices=choices,
+            metadata=metadata,
+            usage=usage,
+        )
+        return b"data: " + self._encoder.encode(chunk) + b"\n\n"
+
+
+_FOLD_END = "\n</think>\n\n"
+
+
+def _to_choice(choice: ChoiceEnd, options: ReplyOptions) -> wire.Choice:
+    content = choice.content
+    if options.fold_reasoning and choice.reasoning:
+        content = f"<think>\n{choice.reasoning}{_FOLD_END}{content}"
+    return wire.Choice(
+        index=choice.index,
+        message=wire.ChatMessageOutput(
+            role="assistant",
+            content=content,
+            reasoning_content=choice.reasoning if choice.reasoning else UNSET,
+            tool_calls=list(choice.tool_calls) if choice.tool_calls else UNSET,
+        ),
+        finish_reason=_finish_reason(choice.finish_reason),
+        thinking_budget=to_outcome(choice.outcome) if choice.outcome is not None else UNSET,
+    )
+
+
+def _finish_reason(reason: FinishReason) -> FinishReasonName:
+    names: dict[FinishReason, FinishReasonName] = {
+        FinishReason.STOP: "stop",
+        FinishReason.LENGTH: "length",
+        FinishReason.TOOL_CALLS: "tool_calls",
+    }
+    return names.get(reason, "error")
+
+
+def _empty_reason(choice: ChoiceEnd) -> EmptyReason | None:
+    if choice.content:
+        return None
+    if choice.tool_calls:
+        return "tool_call"
+    return "reasoning_without_final_content" if choice.reasoning else "no_content"
+
+
+def _usage(head: ExchangeHead, choices: Iterable[ChoiceEnd]) -> wire.Usage:
+    completion = sum(choice.completion_tokens for choice in choices)
+    return wire.Usage(
+        prompt_tokens=head.prompt_tokens,
+        completion_tokens=completion,
+        total_tokens=head.prompt_tokens + completion,
+    )
+
+
+def _to_message(message: wire.ChatMessageInput, where: str) -> Message:
+    try:
+        content = content_text(message.content)
+    except InvalidField as error:
+        raise InvalidField(error.message, param=f"{where}.content") from None
+    return Message(
+        role=message.role,
+        content=content,
+        reasoning_content=message.reasoning_content,
+        tool_calls=tuple(message.tool_calls) if message.tool_calls is not None else None,
+        name=message.name,
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def _to_stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = text_list("stop", stop)
+    if any(text == "" for text in stops):
+        raise InvalidField("stop must not hold an empty string", param="stop")
+    if len(stops) > MAX_STOPS or sum(len(text.encode()) for text in stops) > MAX_STOP_BYTES:
+        raise InvalidField(
+            f"stop holds at most {MAX_STOPS} strings of {MAX_STOP_BYTES} bytes in all", param="stop"
+        )
+    return stops
+
+
+def _check_adapters(request: wire.ChatCompletionRequest) -> None:
+    """The contract's pair rule, and a 404 for every name: this server has no adapters loaded."""
+    adapters = request.adapters if isinstance(request.adapters, list) else None
+    if adapters is not None and request.adapter is not UNSET:
+        raise InvalidField("adapter and adapters exclude each other", param="adapters")
+    for i, reference in enumerate(adapters or ()):
+        require_finite(**{f"adapters[{i}].scale": reference.scale})
+        raise AdapterNotFound(f"no adapter {reference.name!r} is loaded", param=f"adapters[{i}].name")
+    if isinstance(request.adapter, str) and request.adapter:
+        raise AdapterNotFound(f"no adapter {request.adapter!r} is loaded", param="adapter")

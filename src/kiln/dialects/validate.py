@@ -1,0 +1,59 @@
+"""Decoding a request body so that every refusal names its field."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from kiln.core.errors import InvalidField, InvalidJson
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_PATH = re.compile(r" - at `\$\.?(?P<path>.*)`$")
+_MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """Decode a JSON body into a wire struct. Raises InvalidJson, or InvalidField naming the field."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _field_error(str(error)) from None
+    except RecursionError:
+        raise InvalidJson("the body is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidJson(f"the body is not valid JSON: {error}") from None
+
+
+def require_finite(**numbers: float | None) -> None:
+    for name, value in numbers.items():
+        if value is not None and not math.isfinite(value):
+            raise InvalidField(f"{name} must be a finite number", param=name)
+
+
+def require_range(name: str, value: int | None, low: int, high: int) -> None:
+    if value is not None and not low <= value <= high:
+        raise InvalidField(f"{name} must be between {low} and {high}, not {value}", param=name)
+
+
+def _field_error(message: str) -> InvalidField:
+    path = _PATH.search(message)
+    param = path["path"] if path else None
+    problem = message[: path.start()] if path else message
+    missing = _MISSING.search(problem)
+    if missing is not None:
+        param = f"{param}.{missing['field']}" if param else missing["field"]
+        problem = f"`{param}` is required"
+    elif param:
+        problem = f"`{param}`: {problem[:1].lower()}{problem[1:]}"
+    return InvalidField(problem, param=param or None)
+
+
+def text_list(name: str, value: Any) -> tuple[str, ...]:
+    """Normalise a null, text or list of texts."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str) else tuple(value)

@@ -1,0 +1,1 @@
+"""The batching engine: scheduler, decode loop, sampler, and the ports it meets the world through."""

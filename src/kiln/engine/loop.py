@@ -1,0 +1,338 @@
+"""The batching engine: one thread that owns the runner and turns steps, and the event loop's side of it.
+
+Invariant of the loop: `schedule` decides, `begin` and `apply` write; nothing else touches scheduler
+state. Commands from the event loop are read between steps only. All events of a step cross to the
+event loop in one hand-over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from itertools import count
+
+from kiln.core.errors import EngineFailed, KilnError, QueueFull
+from kiln.core.tokens import FinishReason, Source, TokenEvent
+from kiln.engine.ports import (
+    Delivery,
+    EngineStats,
+    GenerationEnd,
+    GenerationRequest,
+    KVExhausted,
+    ModelCall,
+    ModelRunner,
+    Timings,
+)
+from kiln.engine.scheduler import Pick, Scheduler, Step
+from kiln.engine.sequence import Sequence
+from kiln.thinking.gate import ThinkingGate
+
+log = logging.getLogger(__name__)
+
+
+class BatchGeneration:
+    """The event loop's end of one sequence. Implements the `Generation` port."""
+
+    def __init__(self, engine: BatchingEngine, key: int) -> None:
+        self._engine = engine
+        self._key = key
+        self._deliveries: deque[Delivery] = deque()
+        self._ready = asyncio.Event()
+        self._ended = False
+
+    def __aiter__(self) -> BatchGeneration:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        if self._ended and not self._deliveries:
+            raise StopAsyncIteration
+        while not self._deliveries:
+            self._ready.clear()
+            await self._ready.wait()
+        return self._deliveries.popleft()
+
+    def cancel(self, error: KilnError | None = None) -> None:
+        if not self._ended:
+            self._engine.command(lambda worker: worker.cancel(self._key, error))
+
+    def close_thinking(self) -> None:
+        if not self._ended:
+            self._engine.command(lambda worker: worker.close_thinking(self._key))
+
+    def deliver(self, delivery: Delivery) -> None:
+        self._ended = delivery.end is not None
+        self._deliveries.append(delivery)
+        self._ready.set()
+
+
+Command = Callable[["_Worker"], None]
+
+
+class BatchingEngine:
+    """Implements the `Engine` port over a `ModelRunner`.
+
+    `make_runner` is called on the engine thread, which owns the runner until `stop`. `pieces[i]`
+    are the bytes of token i, for the thinking gate. `on_stopped` runs after the runner is closed.
+    """
+
+    def __init__(
+        self,
+        make_runner: Callable[[], ModelRunner],
+        *,
+        pieces: SequenceOf[bytes],
+        context_length: int,
+        step_tokens: int = 512,
+        max_queue: int = 256,
+        on_stopped: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.context_length = context_length
+        self._make_runner = make_runner
+        self._pieces = pieces
+        self._step_tokens = step_tokens
+        self._max_queue = max_queue
+        self._on_stopped = on_stopped
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._generations: dict[int, BatchGeneration] = {}
+        self._waiting: set[int] = set()
+        self._keys = count()
+        self._stats = EngineStats(0, 0, 0, 0, 0)
+        self._thread: threading.Thread | None = None
+        self._failed: KilnError | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self._failed is None and self._thread is not None
+
+    async def start(self) -> None:
+        """Start the engine thread and wait until the runner is ready. Raises what its making raised."""
+        loop = asyncio.get_running_loop()
+        started: asyncio.Future[None] = loop.create_future()
+
+        def hand_over(function: Callable[..., None], *args: object) -> None:
+            # The loop may be gone when a test or a crash tears the server down first.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(function, *args)
+
+        def run() -> None:
+            try:
+                runner = self._make_runner()
+            except BaseException as error:
+                hand_over(started.set_exception, error)
+                return
+            try:
+                worker = _Worker(
+                    runner, self._pieces, self._step_tokens, lambda *a: hand_over(self._deliver, *a)
+                )
+                hand_over(started.set_result, None)
+                worker.run(self._commands)
+            except BaseException:
+                log.exception("the engine thread ended")
+                hand_over(self._fail_all)
+            finally:
+                runner.close()
+
+        self._thread = threading.Thread(target=run, name="kiln-engine", daemon=True)
+        self._thread.start()
+        await started
+
+    def ensure_room(self, count: int) -> None:
+        if len(self._waiting) + count > self._max_queue:
+            raise QueueFull(f"the queue holds {len(self._waiting)} of at most {self._max_queue} requests")
+
+    def submit(self, request: GenerationRequest) -> BatchGeneration:
+        if self._failed is not None or self._thread is None:
+            raise EngineFailed("the engine is not running")
+        self.ensure_room(1)
+        key = next(self._keys)
+        generation = BatchGeneration(self, key)
+        self._generations[key] = generation
+        self._waiting.add(key)
+        submitted = time.monotonic()
+        self.command(lambda worker: worker.add(key, request, submitted))
+        return generation
+
+    def command(self, command: Command) -> None:
+        """Have the engine thread run `command` between two steps."""
+        self._commands.put(command)
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    async def stop(self) -> None:
+        """End the thread; running sequences end as CANCELLED. Native memory is free when this returns."""
+        if self._thread is None:
+            return
+        self._commands.put(None)
+        await asyncio.to_thread(self._thread.join)
+        self._thread = None
+        self._on_stopped()
+
+    def _deliver(self, outbox: dict[int, Delivery], admitted: SequenceOf[int], stats: EngineStats) -> None:
+        self._stats = stats
+        self._waiting.difference_update(admitted)
+        for key, delivery in outbox.items():
+            if delivery.end is not None:
+                self._waiting.discard(key)
+                generation = self._generations.pop(key, None)
+            else:
+                generation = self._generations.get(key)
+            if generation is not None:
+                generation.deliver(delivery)
+
+    def _fail_all(self) -> None:
+        self._failed = EngineFailed("the engine stopped unexpectedly")
+        now = time.monotonic()
+        for generation in self._generations.values():
+            end = GenerationEnd(FinishReason.ERROR, None, Timings(now, ended=now), self._failed)
+            generation.deliver(Delivery(end=end))
+        self._generations.clear()
+        self._waiting.clear()
+
+
+Publish = Callable[[dict[int, Delivery], SequenceOf[int], EngineStats], None]
+
+
+class _Worker:
+    """Everything that lives on the engine thread."""
+
+    def __init__(
+        self, runner: ModelRunner, pieces: SequenceOf[bytes], step_tokens: int, publish: Publish
+    ) -> None:
+        self._runner = runner
+        self._pieces = pieces
+        self._publish = publish
+        self._scheduler = Scheduler(
+            slots=runner.sequences,
+            kv_cells=runner.kv_cells,
+            step_tokens=step_tokens,
+            max_rows=runner.max_rows,
+        )
+        self._sequences: dict[int, Sequence] = {}
+        self._outbox: dict[int, Delivery] = {}
+        self._admitted: list[int] = []
+        self._steps = 0
+
+    def run(self, commands: queue.SimpleQueue[Command | None]) -> None:
+        """Turn steps until a None command arrives; sleep on the queue while idle."""
+        while True:
+            while self._scheduler.is_idle or not commands.empty():
+                command = commands.get()
+                if command is None:
+                    self._end_all(FinishReason.CANCELLED)
+                    self._flush()
+                    return
+                command(self)
+                self._flush()
+            try:
+                self._step()
+            except KilnError as error:
+                log.error("engine step failed: %s", error.message)
+                self._end_all(FinishReason.ERROR, error)
+            self._flush()
+
+    # Commands, run between steps.
+
+    def add(self, key: int, request: GenerationRequest, submitted: float) -> None:
+        gate = None
+        if request.thinking is not None:
+            gate = ThinkingGate(request.thinking.close, request.thinking.limits, self._pieces)
+        sequence = Sequence(key, request, gate, submitted)
+        self._sequences[key] = sequence
+        self._scheduler.add(sequence)
+
+    def cancel(self, key: int, error: KilnError | None) -> None:
+        sequence = self._sequences.get(key)
+        if sequence is not None:
+            self._end(sequence, FinishReason.CANCELLED if error is None else FinishReason.ERROR, error)
+
+    def close_thinking(self, key: int) -> None:
+        sequence = self._sequences.get(key)
+        if sequence is not None and sequence.gate is not None:
+            sequence.gate.skip()
+
+    # One step.
+
+    def _step(self) -> None:
+        step = self._scheduler.schedule()
+        self._begin(step)
+        if step.decode is not None:
+            self._call(step.decode, step.decode_rows)
+        if step.prefill is not None:
+            self._call(step.prefill, step.prefill_rows)
+        self._steps += 1
+
+    def _begin(self, step: Step) -> None:
+        for slot in self._scheduler.begin(step, time.monotonic()):
+            self._runner.drop(slot)
+        self._admitted.extend(sequence.key for sequence, _ in step.admitted)
+
+    def _call(self, call: ModelCall, rows: tuple[Sequence, ...]) -> None:
+        try:
+            logits = self._runner.execute(call)
+        except KVExhausted:
+            self._make_room(rows)
+            return
+        now = time.monotonic()
+        self._scheduler.apply(call, rows)
+        wanting = [s for s, chunk in zip(rows, call.chunks, strict=True) if chunk.wants_logits]
+        for sequence, row in zip(wanting, logits, strict=True):
+            pick = _choose(sequence, row, now)
+            self._post(sequence).tokens.append(TokenEvent(pick.token, pick.source, pick.logprob, now))
+            reason = self._scheduler.accept(sequence, pick, now)
+            if reason is not None:
+                self._end(sequence, reason)
+
+    def _make_room(self, rows: tuple[Sequence, ...]) -> None:
+        youngest = self._scheduler.running[-1]
+        if len(self._scheduler.running) > 1:
+            self._runner.drop(self._scheduler.preempt(youngest))
+        else:
+            self._end(youngest, FinishReason.ERROR, EngineFailed("the KV cache cannot hold the request"))
+
+    def _end(self, sequence: Sequence, reason: FinishReason, error: KilnError | None = None) -> None:
+        slot = self._scheduler.remove(sequence)
+        if slot is not None:
+            self._runner.drop(slot)
+        del self._sequences[sequence.key]
+        self._post(sequence).end = sequence.end(reason, time.monotonic(), error)
+
+    def _end_all(self, reason: FinishReason, error: KilnError | None = None) -> None:
+        for sequence in list(self._sequences.values()):
+            self._end(sequence, reason, error)
+
+    def _post(self, sequence: Sequence) -> Delivery:
+        return self._outbox.setdefault(sequence.key, Delivery())
+
+    def _flush(self) -> None:
+        """Hand everything that happened to the event loop at once."""
+        scheduler = self._scheduler
+        stats = EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            kv_cells_used=scheduler.cells_used,
+            kv_cells=self._runner.kv_cells,
+            steps=self._steps,
+        )
+        self._publish(self._outbox, self._admitted, stats)
+        self._outbox, self._admitted = {}, []
+
+
+def _choose(sequence: Sequence, row: object, now: float) -> Pick:
+    """Sample, and let the thinking gate replace what was sampled."""
+    gate = sequence.gate
+    if gate is None or gate.is_done:
+        token, logprob = sequence.sampler.pick(row)  # type: ignore[arg-type]
+        return Pick(token, Source.SAMPLED, logprob)
+    if gate.next_forced is not None:
+        token, source = gate.accept(gate.next_forced, now)
+        return Pick(token, source, None)
+    sampled, logprob = sequence.sampler.pick(row)  # type: ignore[arg-type]
+    token, source = gate.accept(sampled, now)
+    return Pick(token, source, logprob if source is Source.SAMPLED else None)

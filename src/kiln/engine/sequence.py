@@ -1,0 +1,61 @@
+"""The state of one running sequence. Only the scheduler's `apply` and the loop's commands change it."""
+
+from __future__ import annotations
+
+from kiln.core.errors import KilnError
+from kiln.core.tokens import FinishReason
+from kiln.engine.ports import GenerationEnd, GenerationRequest, Timings
+from kiln.engine.sampler import SequenceSampler
+from kiln.thinking.gate import ThinkingGate
+
+
+class Sequence:
+    """A request on its way: waiting (no slot), prefilling (computed < tokens), or decoding.
+
+    `tokens` holds prompt and generated ids; `computed` says how many of them are in the KV cache.
+    A sequence that has exactly one uncomputed token and has generated before is a decode row.
+    """
+
+    __slots__ = (
+        "admitted",
+        "computed",
+        "first_token",
+        "gate",
+        "key",
+        "prompt_length",
+        "request",
+        "sampler",
+        "slot",
+        "submitted",
+        "tokens",
+    )
+
+    def __init__(self, key: int, request: GenerationRequest, gate: ThinkingGate | None, submitted: float):
+        self.key = key
+        self.request = request
+        self.gate = gate
+        self.sampler = SequenceSampler(request)
+        self.tokens = list(request.prompt_ids)
+        self.prompt_length = len(self.tokens)
+        self.computed = 0
+        self.slot: int | None = None
+        self.submitted = submitted
+        self.admitted: float | None = None
+        self.first_token: float | None = None
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.generated > 0 and len(self.tokens) - self.computed == 1
+
+    def end(self, reason: FinishReason, now: float, error: KilnError | None = None) -> GenerationEnd:
+        """The closing account of this sequence."""
+        return GenerationEnd(
+            reason=reason,
+            outcome=self.gate.outcome() if self.gate is not None else None,
+            timings=Timings(self.submitted, self.admitted, self.first_token, now),
+            error=error,
+        )

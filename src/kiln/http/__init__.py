@@ -1,0 +1,1 @@
+"""The HTTP surface: application, routes, server-sent events, errors, metrics."""

@@ -1,0 +1,64 @@
+"""The Starlette application: routes, error handlers, lifespan."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kiln.http import routes_kiln, routes_meta
+from kiln.http.problems import EXCEPTION_HANDLERS
+from kiln.http.state import ServerState
+
+ROUTES = [
+    Route("/v1/chat/completions", routes_kiln.chat_completions, methods=["POST"]),
+    Route("/v1/models", routes_meta.list_models, methods=["GET"]),
+    Route("/v1/config", routes_meta.config, methods=["GET"]),
+    Route("/health", routes_meta.health, methods=["GET"]),
+    Route("/metrics", routes_meta.metrics, methods=["GET"]),
+    Route("/lmkit/v1/chat/skip-thinking", routes_meta.skip_thinking, methods=["POST"]),
+]
+
+
+def build_app(start: Callable[[], Awaitable[ServerState]]) -> Starlette:
+    """The application. `start` loads the model and starts the engine, and runs once the loop runs."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        state = await start()
+        app.state.kiln = state
+        try:
+            yield
+        finally:
+            await state.service.drain(state.settings.server.shutdown_grace_s)
+            await state.service.close()
+
+    return Starlette(
+        routes=ROUTES,
+        exception_handlers=EXCEPTION_HANDLERS,
+        middleware=[Middleware(CountResponses)],
+        lifespan=lifespan,
+    )
+
+
+class CountResponses:
+    """Counts responses by status class, without touching what passes through."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def counting_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                scope["app"].state.kiln.metrics.response_sent(message["status"])
+            await send(message)
+
+        await self._app(scope, receive, counting_send)

@@ -1,0 +1,74 @@
+"""Errors as HTTP responses: one body everywhere under /v1 and /v1/openai."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kiln.core.errors import InternalError, KilnError, MethodNotAllowed, QueueFull, RouteNotFound
+from kiln.wire.problems import ErrorBody, ErrorResponse
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_SECONDS = 1
+
+
+def error_body(error: KilnError) -> bytes:
+    """The JSON error body."""
+    body = ErrorBody(
+        message=error.message, type=error.type, param=error.param, code=error.code, hint=error.hint
+    )
+    return msgspec.json.encode(ErrorResponse(error=body))
+
+
+def native_error_body(error: KilnError) -> bytes:
+    """The error body of `/lmkit/v1`: `{"error": message, "code": code}`."""
+    return msgspec.json.encode({"error": error.message, "code": error.code})
+
+
+def error_response(request: Request, error: KilnError, headers: dict[str, str] | None = None) -> Response:
+    native = request.url.path.startswith("/lmkit/")
+    headers = dict(headers or {})
+    if isinstance(error, QueueFull):
+        headers["retry-after"] = str(RETRY_AFTER_SECONDS)
+    return Response(
+        native_error_body(error) if native else error_body(error),
+        status_code=error.status,
+        headers=headers,
+        media_type="application/json",
+    )
+
+
+async def on_kiln_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, KilnError)
+    return error_response(request, error)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals, in the project's shape."""
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    if error.status_code == 404:
+        return error_response(request, RouteNotFound(f"no route {request.url.path}"), headers)
+    if error.status_code == 405:
+        return error_response(
+            request, MethodNotAllowed(f"{request.method} is not served on {request.url.path}"), headers
+        )
+    log.error("unexpected HTTP exception: %s", error)
+    return error_response(request, InternalError("the request could not be handled"))
+
+
+async def on_unexpected(request: Request, error: Exception) -> Response:
+    log.error("unexpected error on %s", request.url.path, exc_info=error)
+    return error_response(request, InternalError("the server failed while handling the request"))
+
+
+EXCEPTION_HANDLERS = {
+    KilnError: on_kiln_error,
+    HTTPException: on_http_exception,
+    Exception: on_unexpected,
+}

@@ -1,0 +1,61 @@
+"""Models, health, configuration, metrics, and skipping the thinking of a running exchange."""
+
+from __future__ import annotations
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from kiln.core.errors import ExchangeNotFound
+from kiln.core.settings import settings_as_json
+from kiln.dialects.validate import decode
+from kiln.http.body import read_json_body
+from kiln.http.state import ServerState
+
+
+class SkipThinking(msgspec.Struct):
+    """Body of POST /lmkit/v1/chat/skip-thinking (seed 002)."""
+
+    request_id: str
+
+
+def state_of(request: Request) -> ServerState:
+    state: ServerState = request.app.state.kiln
+    return state
+
+
+async def list_models(request: Request) -> Response:
+    model = state_of(request).service.model
+    entry = {"id": model.id, "object": "model", "created": model.created, "owned_by": "kiln"}
+    return JSONResponse({"object": "list", "data": [entry]})
+
+
+async def health(request: Request) -> Response:
+    service = state_of(request).service
+    if service.is_draining:
+        return JSONResponse({"status": "draining"}, status_code=503)
+    if not service.engine.is_alive:
+        return JSONResponse({"status": "engine_failed"}, status_code=503)
+    return JSONResponse({"status": "ok"})
+
+
+async def config(request: Request) -> Response:
+    """Every setting with its source, and what it resolved to for the served model."""
+    state = state_of(request)
+    return JSONResponse({"settings": settings_as_json(state.settings), "resolved": state.model_facts})
+
+
+async def metrics(request: Request) -> Response:
+    return Response(state_of(request).metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+async def skip_thinking(request: Request) -> Response:
+    """202 for a live exchange; no effect once its answer began."""
+    state = state_of(request)
+    body = decode(await read_json_body(request, state.settings.server.max_body_bytes), SkipThinking)
+    exchange = state.service.find(body.request_id)
+    if exchange is None:
+        raise ExchangeNotFound(f"no running exchange {body.request_id!r}", param="request_id")
+    exchange.skip_thinking()
+    return JSONResponse({"status": "accepted"}, status_code=202)

@@ -1,0 +1,210 @@
+"""The decode-time gate: it watches sampled candidates and replaces them to close the thinking.
+
+One gate serves one sequence whose prompt ends inside a reasoning block. It runs on the engine's
+thread, sees token ids and their bytes only, and is done for good once the block has closed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kiln.core.budgets import Outcome, Trigger
+from kiln.core.tokens import Source
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSequence:
+    """The close tag: its bytes, and the tokenizer's ids of the bare tag (what is forced)."""
+
+    ids: tuple[int, ...]
+    tag: bytes
+    failure: tuple[int, ...]
+
+    @classmethod
+    def of(cls, ids: Sequence[int], tag: bytes) -> CloseSequence:
+        if not ids or not tag:
+            raise ValueError("a close sequence needs at least one token and a tag")
+        return cls(tuple(ids), tag, _prefix_function(ids))
+
+    def advance(self, progress: int, token: int) -> int:
+        """Length of the longest prefix of `ids` that the stream ends with after `token` (KMP)."""
+        if progress == len(self.ids):
+            progress = self.failure[progress - 1]
+        while progress > 0 and self.ids[progress] != token:
+            progress = self.failure[progress - 1]
+        return progress + 1 if self.ids[progress] == token else 0
+
+
+@dataclass(frozen=True, slots=True)
+class GateLimits:
+    """Limits of an applied budget: tokens, seconds, and the completion limit that holds the close too.
+
+    All None is a gate that only watches, so that the thinking can be skipped on request.
+    """
+
+    max_tokens: int | None = None
+    max_time_s: float | None = None
+    completion_tokens: int | None = None
+
+
+class ThinkingGate:
+    """Per-sequence state machine. Call `accept` once for every decode candidate, in order.
+
+    `pieces[i]` are the bytes of token i. `now` is a monotonic clock in seconds, read once an
+    engine step; the clock of the budget starts at the first candidate.
+    """
+
+    def __init__(self, close: CloseSequence, limits: GateLimits, pieces: Sequence[bytes]) -> None:
+        self._close = close
+        self._limits = limits
+        self._pieces = pieces
+        self._progress = 0
+        self._generated = 0
+        self._started: float | None = None
+        self._now = 0.0
+        self._ended: float | None = None
+        self._thinking_tokens = 0
+        self._trigger: Trigger | None = None
+        self._forcing = False
+        self._skip = False
+        self._interrupted = False
+        self._closed = False
+        # Last token pieces that can still hold the beginning of a tag written with other tokens.
+        self._tail: deque[bytes] = deque()
+        self._tail_bytes = 0
+
+    @property
+    def is_done(self) -> bool:
+        """The block has closed; the gate never interferes again."""
+        return self._closed
+
+    @property
+    def is_forcing(self) -> bool:
+        return self._forcing and not self._closed
+
+    @property
+    def next_forced(self) -> int | None:
+        """The token that the next candidate will be replaced by, whatever is sampled; None if not forcing."""
+        return self._close.ids[self._progress] if self.is_forcing else None
+
+    def skip(self) -> bool:
+        """Ask to close at the next candidate. False if the block has closed or is closing already."""
+        if self._closed or self._forcing:
+            return False
+        self._skip = True
+        return True
+
+    def accept(self, sampled: int, now: float) -> tuple[int, Source]:
+        """Decide the token for this position: `sampled`, or a token of the close sequence in its place."""
+        if self._closed:
+            return sampled, Source.SAMPLED
+        if self._started is None:
+            self._started = now
+        self._now = now
+        if self._forcing:
+            return self._force()
+
+        after = self._close.advance(self._progress, sampled)
+        written = self._tag_began(sampled)
+        if after == len(self._close.ids) or written is not None:
+            self._closed = True
+            self._ended = now
+            tag_tokens = after if after == len(self._close.ids) else written or 0
+            self._thinking_tokens = self._generated + 1 - tag_tokens
+            return sampled, Source.SAMPLED
+
+        trigger = self._due(sampled, after, now)
+        if trigger is not None or (self._skip and sampled != self._close.ids[self._progress]):
+            self._trigger = trigger
+            self._interrupted = trigger is None
+            self._forcing = True
+            self._ended = now
+            self._thinking_tokens = self._generated - self._progress
+            return self._force()
+
+        self._progress = after
+        self._generated += 1
+        self._remember(sampled)
+        return sampled, Source.SAMPLED
+
+    def outcome(self) -> Outcome:
+        """What happened so far; final once the sequence has ended."""
+        closed_or_forced = self._closed or self._forcing
+        thinking = self._thinking_tokens if closed_or_forced else self._generated
+        end = self._ended if self._ended is not None else self._now
+        elapsed = 0.0 if self._started is None else end - self._started
+        return Outcome(
+            trigger=self._trigger,
+            closed=self._closed,
+            thinking_tokens=thinking,
+            thinking_time_ms=int(elapsed * 1000),
+            interrupted=self._interrupted,
+        )
+
+    def _due(self, sampled: int, after: int, now: float) -> Trigger | None:
+        limits = self._limits
+        if limits.max_tokens is not None and self._generated + 1 - after > limits.max_tokens:
+            return Trigger.TOKENS
+        if sampled == self._close.ids[self._progress]:
+            return None  # a natural close that has begun wins on the boundary
+        assert self._started is not None
+        if limits.max_time_s is not None and now - self._started >= limits.max_time_s:
+            return Trigger.TIME
+        reserve = limits.completion_tokens
+        if reserve is not None and self._generated + len(self._close.ids) >= reserve:
+            return Trigger.MAX_TOKENS
+        return None
+
+    def _force(self) -> tuple[int, Source]:
+        token = self._close.ids[self._progress]
+        self._progress += 1
+        self._generated += 1
+        self._closed = self._progress == len(self._close.ids)
+        return token, Source.FORCED
+
+    def _tag_began(self, token: int) -> int | None:
+        """How many tokens up to this one begin at or after the tag's first byte; None if no tag ends here."""
+        piece = self._pieces[token]
+        text = b"".join(self._tail) + piece
+        # A tag that ended earlier would have closed the gate then: only this piece can complete it.
+        start = text.find(self._close.tag, max(0, len(text) - len(piece) - len(self._close.tag) + 1))
+        if start < 0:
+            return None
+        count, position = 0, len(text)
+        for part in (piece, *reversed(self._tail)):
+            position -= len(part)
+            if position < start:
+                break
+            count += 1
+        return count
+
+    def _remember(self, token: int) -> None:
+        keep = len(self._close.tag) - 1
+        self._tail.append(self._pieces[token])
+        self._tail_bytes += len(self._pieces[token])
+        while self._tail and self._tail_bytes - len(self._tail[0]) >= keep:
+            self._tail_bytes -= len(self._tail.popleft())
+
+
+def stop_overlaps_close(stop: str, tag: str) -> bool:
+    """Whether a stop string equals, contains, is contained in, or shares an edge with the close tag."""
+    if not stop:
+        return False
+    if stop in tag or tag in stop:
+        return True
+    edges = range(1, min(len(stop), len(tag)))
+    return any(stop.endswith(tag[:k]) or tag.endswith(stop[:k]) for k in edges)
+
+
+def _prefix_function(ids: Sequence[int]) -> tuple[int, ...]:
+    failure = [0] * len(ids)
+    k = 0
+    for i in range(1, len(ids)):
+        while k > 0 and ids[k] != ids[i]:
+            k = failure[k - 1]
+        if ids[k] == ids[i]:
+            k += 1
+        failure[i] = k
+    return tuple(failure)

@@ -1,0 +1,1 @@
+"""msgspec structs of the wire dialects, nothing else."""
