@@ -56,7 +56,7 @@ class Chat:
 
 def chat(
     prompt: Annotated[
-        str | None, typer.Argument(metavar="[PROMPT]", help="Ask this, show the answer, and end.")
+        str | None, typer.Argument(metavar="PROMPT", help="Ask this, show the answer, and end.")
     ] = None,
     url: Annotated[
         str | None,

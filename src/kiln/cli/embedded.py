@@ -45,18 +45,9 @@ def serve_app(app: ASGIApp) -> Iterator[str]:
 
     # Bound here, so that the port is known and connections wait from the first moment on.
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(
-            uvicorn.Config(
-                guarded,
-                lifespan="on",
-                log_config=None,
-                log_level="critical",
-                access_log=False,
-                timeout_graceful_shutdown=1,
-            )
-        )
+        server = uvicorn.Server(_configured(guarded))
         thread = threading.Thread(
-            target=server.run, kwargs={"sockets": [listener]}, name="kiln-embedded", daemon=True
+            target=_run, args=(server, listener, failures), name="kiln-embedded", daemon=True
         )
         thread.start()
         try:
@@ -68,3 +59,24 @@ def serve_app(app: ASGIApp) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join(STOP_WITHIN_S)
+
+
+def _configured(app: ASGIApp) -> uvicorn.Config:
+    # The chat owns the terminal, so nothing is logged, and its signals stay its own.
+    return uvicorn.Config(
+        app,
+        lifespan="on",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        timeout_graceful_shutdown=1,
+    )
+
+
+def _run(server: uvicorn.Server, listener: socket.socket, failures: list[BaseException]) -> None:
+    try:
+        server.run(sockets=[listener])
+    except SystemExit:
+        pass  # uvicorn's way to say that the start-up failed; the reason is known by now
+    except BaseException as error:
+        failures.append(error)
