@@ -62,13 +62,13 @@ class Spellings:
                 if text[start : start + length] in self._items:
                     yield start, start + length
 
-    def begin_before(self, text: str, end: int) -> bool:
-        """Whether text[:end] ends with the beginning of a spelling."""
-        return any(text[max(0, end - size) : end] in self._heads for size in range(1, self._longest))
+    def begin_in(self, text: str) -> bool:
+        """Whether the text ends with the beginning of a spelling."""
+        return any(text[-size:] in self._heads for size in range(1, self._longest))
 
-    def end_behind(self, text: str, start: int) -> bool:
-        """Whether text[start:] begins with the end of a spelling."""
-        return any(text[start : start + size] in self._tails for size in range(1, self._longest))
+    def end_in(self, text: str) -> bool:
+        """Whether the text begins with the end of a spelling."""
+        return any(text[:size] in self._tails for size in range(1, self._longest))
 
     def contain(self, text: str) -> bool:
         """Whether the text is a part of a spelling."""
@@ -161,9 +161,10 @@ class Marker:
         """
         control = self._shield.control
         cuts = {start + 1 for start, _ in control.occurrences(text)} | _edges(text, control)
-        for start, end in self._shield.tags.occurrences(text):
-            cuts.update(at for at in (start, end) if control.begin_before(text, at))
-            cuts.update(at for at in (start, end) if control.end_behind(text, at))
+        begin = 0
+        for start, end in [*self._shield.tags.occurrences(text), (len(text), len(text))]:
+            cuts.update(begin + at for at in _edges(text[begin:start], control))
+            begin = max(begin, end)
         return self._insert(text, cuts)
 
     def deep(self, value: Any, guard: Callable[[str], str]) -> Any:
@@ -203,19 +204,22 @@ class Marker:
 
 
 def _edges(text: str, spellings: Spellings, *, words: bool = True) -> set[int]:
-    """Where a neighbour could complete a spelling: at the ends of the text, and where trimming puts them.
+    """The ends of the text where a neighbour could complete a spelling, inside the whitespace around it.
 
-    `words` includes texts that are the middle of a spelling, such as a key `think` that a template
-    writes between angle brackets.
+    There they survive a template's trimming, do not hinder it, and still lie within any spelling that
+    reaches over the end. `words` includes texts that are the middle of a spelling, such as a key `think`
+    that a template writes between angle brackets.
     """
     bare = text.strip()
     if not bare or bare in PLAIN_WORDS:
         return set()
     middle = words and spellings.contain(bare)
     left = len(text) - len(text.lstrip())
-    right = left + len(bare)
-    cuts = {end for end in (right, len(text)) if middle or spellings.begin_before(text, end)}
-    cuts.update(start for start in (0, left) if middle or spellings.end_behind(text, start))
+    cuts = set()
+    if middle or spellings.end_in(bare):
+        cuts.add(left)
+    if middle or spellings.begin_in(bare):
+        cuts.add(left + len(bare))
     return cuts
 
 
