@@ -159,6 +159,8 @@ def converse(chat: Chat, view: View, interrupts: Interrupts) -> int:
         except EOFError:
             return 0
         except KeyboardInterrupt:
+            if interactive:
+                print()  # after the terminal's own ^C
             if warned:
                 return 130
             warned = True
