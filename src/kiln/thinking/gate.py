@@ -71,9 +71,8 @@ class ThinkingGate:
         self._skip = False
         self._interrupted = False
         self._closed = False
-        # Last token pieces that can still hold the beginning of a tag written with other tokens.
-        self._tail: deque[bytes] = deque()
-        self._tail_bytes = 0
+        # The last tokens, in case they hold the beginning of a tag that is written with other tokens.
+        self._recent: deque[int] = deque(maxlen=len(close.tag))
 
     @property
     def is_done(self) -> bool:
@@ -126,7 +125,7 @@ class ThinkingGate:
 
         self._progress = after
         self._generated += 1
-        self._remember(sampled)
+        self._recent.append(sampled)
         return sampled, Source.SAMPLED
 
     def outcome(self) -> Outcome:
@@ -167,25 +166,22 @@ class ThinkingGate:
     def _tag_began(self, token: int) -> int | None:
         """How many tokens up to this one begin at or after the tag's first byte; None if no tag ends here."""
         piece = self._pieces[token]
-        text = b"".join(self._tail) + piece
+        tag = self._close.tag
+        if tag[-1] not in piece:
+            return None
+        parts = [self._pieces[t] for t in self._recent]
+        text = b"".join(parts) + piece
         # A tag that ended earlier would have closed the gate then: only this piece can complete it.
-        start = text.find(self._close.tag, max(0, len(text) - len(piece) - len(self._close.tag) + 1))
+        start = text.find(tag, max(0, len(text) - len(piece) - len(tag) + 1))
         if start < 0:
             return None
         count, position = 0, len(text)
-        for part in (piece, *reversed(self._tail)):
+        for part in (piece, *reversed(parts)):
             position -= len(part)
             if position < start:
                 break
             count += 1
         return count
-
-    def _remember(self, token: int) -> None:
-        keep = len(self._close.tag) - 1
-        self._tail.append(self._pieces[token])
-        self._tail_bytes += len(self._pieces[token])
-        while self._tail and self._tail_bytes - len(self._tail[0]) >= keep:
-            self._tail_bytes -= len(self._tail.popleft())
 
 
 def stop_overlaps_close(stop: str, tag: str) -> bool:
