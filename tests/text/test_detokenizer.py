@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiln.text.detokenizer import Detokenizer
@@ -19,6 +19,7 @@ def decode(data: bytes, sizes: list[int] | None = None) -> list[str]:
     return [*(detokenizer.feed(i) for i in range(len(pieces))), detokenizer.finish()]
 
 
+@settings(deadline=None)
 @given(st.text(), st.lists(st.integers(0, 5)))
 def test_valid_text_cut_anywhere_comes_out_whole(text: str, sizes: list[int]) -> None:
     outs = decode(text.encode(), sizes)
@@ -26,6 +27,7 @@ def test_valid_text_cut_anywhere_comes_out_whole(text: str, sizes: list[int]) ->
     assert outs[-1] == ""
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_each_character_appears_with_its_last_byte(text: str) -> None:
     detokenizer = Detokenizer(BYTES)
@@ -35,6 +37,7 @@ def test_each_character_appears_with_its_last_byte(text: str) -> None:
         assert detokenizer.feed(last) == char
 
 
+@settings(deadline=None)
 @given(st.text(), st.characters(min_codepoint=0x80, exclude_categories=["Cs"]), st.text(), st.integers(1, 3))
 def test_a_cut_off_character_is_dropped(before: str, char: str, after: str, size: int) -> None:
     half = char.encode()[:size]
@@ -42,6 +45,7 @@ def test_a_cut_off_character_is_dropped(before: str, char: str, after: str, size
         assert "".join(decode(before.encode() + half + after.encode())) == before + after
 
 
+@settings(deadline=None)
 @given(st.binary(), st.lists(st.integers(0, 4)))
 def test_cuts_make_no_difference_for_any_bytes(data: bytes, sizes: list[int]) -> None:
     assert "".join(decode(data, sizes)) == "".join(decode(data))

@@ -93,7 +93,7 @@ STOPS = st.lists(
 )
 
 
-@settings(max_examples=600)
+@settings(max_examples=600, deadline=None)
 @given(TEXTS, st.lists(st.integers(0, 200)), st.booleans(), STOPS, st.booleans())
 def test_cuts_make_no_difference_and_the_rules_hold(
     text: str, places: list[int], in_reasoning: bool, stops: list[str], with_tools: bool
@@ -106,7 +106,7 @@ def test_cuts_make_no_difference_and_the_rules_hold(
         assert scanner.stopped == stopped
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.text("ab<\n"), st.lists(st.text("ab<\n", min_size=1, max_size=6), min_size=1, max_size=3))
 def test_only_a_possible_stop_string_is_held_back(text: str, stops: list[str]) -> None:
     scanner = Scanner(tags=None, in_reasoning=False, stops=stops)

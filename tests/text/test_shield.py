@@ -74,7 +74,7 @@ def added(tokenizer: ToyTokenizer, prompt: RenderedPrompt) -> list[int]:
     return [i for i in ids if i in tokenizer.added_ids and not tokenizer.pieces[i].isspace()]
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @pytest.mark.parametrize("family", FAMILIES)
 @given(text=TEXTS)
 def test_no_user_text_adds_a_token(family: str, text: str) -> None:
@@ -85,7 +85,7 @@ def test_no_user_text_adds_a_token(family: str, text: str) -> None:
     assert prompt.text == ChatTemplate(source, bos_text=tokenizer.bos_text).render(ask(text)).text
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @pytest.mark.parametrize("source", [GLUE, BRACKETS, PARTS])
 @given(content=TEXTS, name=TEXTS, call_id=TEXTS)
 def test_no_neighbour_completes_a_spelling(source: str, content: str, name: str, call_id: str) -> None:
@@ -98,6 +98,7 @@ def test_no_neighbour_completes_a_spelling(source: str, content: str, name: str,
     assert added(QWEN, render(content, name, call_id)) == added(QWEN, render("x", "x", "x"))
 
 
+@settings(deadline=None)
 @given(TEXTS)
 def test_no_assistant_text_adds_a_control_token(content: str) -> None:
     for source in (UNTAG, QWEN3):
@@ -109,6 +110,7 @@ def test_no_assistant_text_adds_a_control_token(content: str) -> None:
             assert added(QWEN, prompt).count(token) == added(QWEN, plain).count(token)
 
 
+@settings(deadline=None)
 @given(TEXTS, TEXTS)
 def test_no_tool_definition_adds_a_token(key: str, text: str) -> None:
     source = "{% for t in tools %}{% for k in t %}<{{ k }}>{{ t[k] | tojson(ensure_ascii=true) }}{% endfor %}"
@@ -118,6 +120,7 @@ def test_no_tool_definition_adds_a_token(key: str, text: str) -> None:
     assert [QWEN.pieces[i] for i in added(QWEN, prompt)] == [b"<|im_end|>"]
 
 
+@settings(deadline=None)
 @given(TEXTS, TEXTS)
 def test_no_call_or_template_argument_adds_a_control_token(key: str, text: str) -> None:
     template = QWEN.template(QWEN3 + "{{ extra | tojson }}{{ note }}")
@@ -129,6 +132,7 @@ def test_no_call_or_template_argument_adds_a_control_token(key: str, text: str) 
     assert tokens == [b"<|im_start|>", b"<|im_end|>", b"<|im_start|>"]
 
 
+@settings(deadline=None)
 @given(TEXTS)
 def test_no_role_adds_a_token(role: str) -> None:
     template = QWEN.template(QWEN3)
@@ -137,7 +141,7 @@ def test_no_role_adds_a_token(role: str) -> None:
         assert added(QWEN, prompt) == added(QWEN, template.render(ask("x")))
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @pytest.mark.parametrize("family", FAMILIES)
 @given(text=PLAIN)
 def test_ordinary_prompts_are_encoded_as_ever(family: str, text: str) -> None:

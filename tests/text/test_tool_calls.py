@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiln.text.scanner import ToolMarkers
@@ -19,6 +19,7 @@ JSON_VALUES = st.recursive(
 OBJECTS = st.dictionaries(st.text(), JSON_VALUES, max_size=4)
 
 
+@settings(deadline=None)
 @given(st.text(min_size=1), OBJECTS, st.booleans(), st.booleans())
 def test_any_call_comes_back(
     name: str, arguments: dict[str, object], as_text: bool, ascii_only: bool
