@@ -20,6 +20,7 @@ import llama_cpp.llama_cpp as native
 import numpy as np
 from numpy.typing import NDArray
 
+from kiln.backends.exactness import prove_exactness
 from kiln.core.errors import EngineFailed, ModelLoadError
 from kiln.core.sampling import SamplingOverrides
 from kiln.engine.ports import KVExhausted, ModelCall
@@ -29,6 +30,8 @@ log = logging.getLogger("kiln.llamacpp")
 PINNED = "0.3.36"
 MAX_ROWS = 2048
 MICRO_BATCH = 512
+# llama.cpp rounds the KV cache up to this.
+KV_GRANULE = 256
 
 # The library warns about many harmless things; only its errors concern an operator.
 _GGML_LEVELS = {3: logging.INFO, 4: logging.ERROR}
@@ -140,6 +143,18 @@ class LlamaModel:
         return self.metadata.get("tokenizer.chat_template")
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether the weights are in blocks (general.file_type; F32, F16 and BF16 are 0, 1 and 32)."""
+        return self.metadata.get("general.file_type") not in ("0", "1", "32")
+
+    @property
+    def memory_can_be_cut(self) -> bool:
+        """Whether KV entries can be copied and dropped token by token; recurrent layers cannot."""
+        return not (
+            native.llama_model_is_recurrent(self.pointer) or native.llama_model_is_hybrid(self.pointer)
+        )
+
+    @property
     def sampling_defaults(self) -> SamplingOverrides:
         """The generation settings that the file carries (general.sampling.*); absent ones are None."""
 
@@ -203,9 +218,11 @@ class LlamaRunner:
     """One llama.cpp context as a `ModelRunner`: unified KV cache, flash attention, a preallocated batch."""
 
     def __init__(self, model: LlamaModel, *, sequences: int, kv_cells: int, threads: int) -> None:
+        """`sequences` resident at once, over `kv_cells` cells. Raises ModelLoadError, also for memory."""
         params = native.llama_context_default_params()
-        params.n_ctx = kv_cells
-        params.n_seq_max = sequences
+        # One more sequence and one more granule of cells: the place of padding rows.
+        params.n_ctx = kv_cells + KV_GRANULE
+        params.n_seq_max = sequences + 1
         params.n_batch = MAX_ROWS
         params.n_ubatch = MICRO_BATCH
         params.n_threads = params.n_threads_batch = threads
@@ -215,6 +232,8 @@ class LlamaRunner:
         self.sequences = sequences
         self.kv_cells = kv_cells
         self.max_rows = MAX_ROWS
+        self.can_share = model.memory_can_be_cut
+        self._needs_pairs = not model.is_quantized
         self._pointer = native.llama_init_from_model(model.pointer, params)
         if not self._pointer:
             reason = "; ".join(_recent_errors) or "not enough memory?"
@@ -223,26 +242,41 @@ class LlamaRunner:
                 hint="Lower --ctx-size or --parallel.",
             )
         self._memory = native.llama_get_memory(self._pointer)
-        self._batch = _Batch(MAX_ROWS)
+        self._batch = _Batch(MAX_ROWS + 1)
+        self._exactness = prove_exactness(self)
 
     def execute(self, call: ModelCall) -> NDArray[np.float32]:
-        outputs = self._batch.fill(call)
+        pad = self.sequences if call.exact and self._needs_pairs else None
+        wanted, outputs, padded = self._batch.fill(call, pad)
         status = native.llama_decode(self._pointer, self._batch.struct)
+        if padded:
+            native.llama_memory_seq_rm(self._memory, self.sequences, -1, -1)
         if status == 1:
             raise KVExhausted
         if status != 0:
             raise EngineFailed(f"llama_decode returned {status}: {'; '.join(_recent_errors)}")
-        if outputs == 0:
+        if not len(wanted):
             return np.empty((0, self.n_vocab), np.float32)
         pointer = native.llama_get_logits(self._pointer)
         address = ctypes.cast(pointer, ctypes.c_void_p).value
         if address is None:
             raise EngineFailed("llama.cpp returned no logits")
         values = (ctypes.c_float * (outputs * self.n_vocab)).from_address(address)
-        return np.ctypeslib.as_array(values).reshape(outputs, self.n_vocab)
+        logits: NDArray[np.float32] = np.ctypeslib.as_array(values).reshape(outputs, self.n_vocab)
+        return logits if len(wanted) == outputs else logits[wanted]
 
     def drop(self, sequence: int) -> None:
         native.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        native.llama_memory_seq_cp(self._memory, source, target, 0, length)
+
+    def describe(self) -> dict[str, object]:
+        return {
+            "backend": "llama.cpp",
+            "prefix_cache": self.can_share,
+            "exactness": {"proven": self._exactness.holds, "detail": self._exactness.detail},
+        }
 
     def close(self) -> None:
         if self._pointer is not None:
@@ -273,20 +307,33 @@ class _Batch:
         )
         self.struct.logits = self._outputs.ctypes.data_as(pointer(ctypes.c_int8))
 
-    def fill(self, call: ModelCall) -> int:
-        """Write the call's rows. Returns how many rows have logits."""
-        row = outputs = 0
+    def fill(self, call: ModelCall, pad: int | None) -> tuple[NDArray[np.int64], int, bool]:
+        """Write the call's rows. Returns which outputs are wanted, how many there are, and if one row pads.
+
+        With `pad` (a spare sequence) rows and outputs are at least two: unquantized weights take
+        another kernel for a single row, also for the single output row of a longer call.
+        """
+        row = 0
         for chunk in call.chunks:
             end = row + len(chunk.tokens)
             self._tokens[row:end] = chunk.tokens
             self._positions[row:end] = np.arange(chunk.start, chunk.start + len(chunk.tokens))
             self._sequences[row:end] = chunk.sequence
-            self._outputs[row:end] = 0
-            self._outputs[end - 1] = chunk.wants_logits
-            outputs += chunk.wants_logits
+            self._outputs[row:end] = chunk.logits == "all"
+            self._outputs[end - 1] = chunk.logits != "none"
             row = end
+        wanted = self._outputs[:row] != 0
+        outputs = int(wanted.sum())
+        padded = pad is not None and row == 1
+        if padded and pad is not None:
+            self._tokens[row], self._positions[row], self._sequences[row] = 0, 0, pad
+            self._outputs[row] = outputs
+            row += 1
+        elif pad is not None and outputs == 1:
+            self._outputs[row - 2 if wanted[row - 1] else row - 1] = 1
         self.struct.n_tokens = row
-        return outputs
+        written = np.flatnonzero(self._outputs[:row])
+        return np.flatnonzero(wanted[written[written < len(wanted)]]), len(written), padded
 
 
 def _read_text(read: Any) -> str:

@@ -159,6 +159,7 @@ def _to_requests(prepared: Prepared, model: ServedModel) -> tuple[GenerationRequ
             choice_index=index,
             eos_ids=frozenset() if prepared.turn.ignore_eos else model.tokenizer.eos_ids,
             thinking=thinking,
+            exact=model.exact == "always" or (model.exact == "auto" and prepared.turn.seed is not None),
         )
         for index in range(prepared.turn.n)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from kiln.core.sampling import SamplingOverrides
 from kiln.core.tokens import Tokenizer
@@ -35,6 +36,7 @@ class ServedModel:
     budget_tokens_default: int | None
     budget_ms_default: int | None
     thinking_default: bool | None
+    exact: Literal["auto", "always", "never"] = "auto"
 
     @property
     def thinks_by_default(self) -> bool:

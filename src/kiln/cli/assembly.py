@@ -25,6 +25,7 @@ from kiln.core.errors import ConfigError, ModelLoadError, SetupError
 from kiln.core.sampling import SamplingOverrides, SamplingParams, resolve_sampling
 from kiln.core.settings import Settings
 from kiln.engine.loop import BatchingEngine
+from kiln.engine.ports import ModelRunner
 from kiln.http.app import build_app
 from kiln.http.metrics import Metrics
 from kiln.http.state import ServerState
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 
 BUNDLED = "tiny-reasoner"
 LARGEST_DEFAULT_CONTEXT = 32768
-# llama.cpp rounds the KV cache up to this; kiln counts with the rounded size.
-KV_GRANULE = 256
+# llama.cpp has at most 256 sequences a context; one is the place of padding rows.
+MAX_SEQUENCES = 255
 
 
 def create_app(settings: Settings) -> Starlette:
@@ -52,26 +53,41 @@ def create_app(settings: Settings) -> Starlette:
     model = describe_model(settings, llama)
     kv_cells = _kv_cells(settings, model.context_length)
 
-    async def start() -> ServerState:
+    def make_runner() -> ModelRunner:
         from kiln.backends.llamacpp import LlamaRunner
 
+        return LlamaRunner(
+            llama,
+            # As many again retain the prefixes of requests that have ended.
+            sequences=min(2 * settings.engine.parallel, MAX_SEQUENCES),
+            kv_cells=kv_cells,
+            threads=_threads(settings),
+        )
+
+    return app_over(settings, llama, model, make_runner)
+
+
+def app_over(
+    settings: Settings, llama: LlamaModel, model: ServedModel, make_runner: Callable[[], ModelRunner]
+) -> Starlette:
+    """The application over a loaded model and a way to make its runner (tests script one)."""
+
+    async def start() -> ServerState:
         engine = BatchingEngine(
-            lambda: LlamaRunner(
-                llama,
-                sequences=settings.engine.parallel,
-                kv_cells=kv_cells,
-                threads=_threads(settings),
-            ),
+            make_runner,
             pieces=llama.pieces,
             context_length=model.context_length,
+            parallel=settings.engine.parallel,
             step_tokens=settings.engine.step_tokens,
+            stall_tokens=settings.engine.stall_tokens,
             max_queue=settings.engine.max_queue,
             on_stopped=llama.close,
         )
         await engine.start()
         metrics = Metrics(engine.stats)
         service = ChatService(model, engine, metrics, request_timeout_s=settings.engine.request_timeout_s)
-        facts = _facts(settings, llama, model, kv_cells)
+        facts = _facts(settings, llama, model)
+        facts["engine"] = {**facts["engine"], **engine.facts}
         return ServerState(settings, service, metrics, _hashes(llama, model, facts), facts)
 
     return build_app(start)
@@ -204,6 +220,7 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
         budget_tokens_default=settings.server.default_thinking_budget_tokens,
         budget_ms_default=settings.server.default_thinking_budget_ms,
         thinking_default=settings.server.default_thinking_enabled,
+        exact=settings.engine.exact,  # type: ignore[arg-type]
     )
 
 
@@ -258,6 +275,8 @@ def _kv_cells(settings: Settings, context_length: int) -> int:
         )
     if asked is None:
         asked = min(context_length * settings.engine.parallel, max(context_length, LARGEST_DEFAULT_CONTEXT))
+    from kiln.backends.llamacpp import KV_GRANULE
+
     return -(-asked // KV_GRANULE) * KV_GRANULE
 
 
@@ -267,7 +286,7 @@ def _threads(settings: Settings) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _facts(settings: Settings, llama: LlamaModel, model: ServedModel, kv_cells: int) -> dict[str, object]:
+def _facts(settings: Settings, llama: LlamaModel, model: ServedModel) -> dict[str, Any]:
     """The resolved part of `/v1/config`."""
     sampling = resolve_sampling(model.sampling_defaults)
     return {
@@ -279,9 +298,8 @@ def _facts(settings: Settings, llama: LlamaModel, model: ServedModel, kv_cells: 
             "trained_context": llama.train_context,
         },
         "engine": {
-            "backend": "llama.cpp",
             "context_length": model.context_length,
-            "kv_cells": kv_cells,
+            "kv_cells": _kv_cells(settings, model.context_length),
             "parallel": settings.engine.parallel,
             "threads": _threads(settings),
         },

@@ -115,7 +115,7 @@ class EngineSettings:
     threads: int | None = _setting(
         None, "CPU threads that compute; unset, the number of physical cores.", low=1, high=1024
     )
-    parallel: int = _setting(16, "Sequences decoded together at most.", low=1, high=256)
+    parallel: int = _setting(16, "Sequences decoded together at most.", low=1, high=128)
     ctx_size: int | None = _setting(
         None,
         "Tokens of context, prompt and completion, that one request may use;"
@@ -129,7 +129,15 @@ class EngineSettings:
         low=16,
         high=2**31 - 1,
     )
-    step_tokens: int = _setting(512, "Prompt tokens evaluated in one engine step at most.", low=1, high=8192)
+    step_tokens: int = _setting(512, "Prompt tokens evaluated in one engine step at most.", low=1, high=2048)
+    stall_tokens: int = _setting(
+        128, "The same while other requests decode: what a long prompt may delay them.", low=1, high=2048
+    )
+    exact: str = _setting(
+        "auto",
+        "Which requests are computed exactly: `auto` those with a seed and those that need it.",
+        choices=("auto", "always", "never"),
+    )
     max_queue: int = _setting(256, "Requests that may wait for a free sequence at most.", low=0)
     openmp_wait_policy: str = _setting(
         "passive",

@@ -14,23 +14,28 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kiln.core.errors import EngineFailed, KilnError, QueueFull
 from kiln.core.tokens import FinishReason, Source, TokenEvent
 from kiln.engine.ports import (
+    Chunk,
     Delivery,
     EngineStats,
     GenerationEnd,
     GenerationRequest,
     KVExhausted,
-    ModelCall,
     ModelRunner,
+    ScoreSpec,
     Timings,
 )
-from kiln.engine.scheduler import Pick, Scheduler, Step
+from kiln.engine.scheduler import Limits, Pick, PlannedCall, Scheduler, Step
+from kiln.engine.scoring import score_position
 from kiln.engine.sequence import Sequence
 from kiln.thinking.gate import ThinkingGate
 
@@ -78,6 +83,8 @@ Command = Callable[["_Worker"], None]
 class BatchingEngine:
     """Implements the `Engine` port over a `ModelRunner`.
 
+    At most `parallel` sequences run at once; the runner's other sequences retain prefixes. A step
+    computes at most `step_tokens` prompt tokens, `stall_tokens` while others decode.
     `make_runner` is called on the engine thread, which owns the runner until `stop`. `pieces[i]`
     are the bytes of token i, for the thinking gate. `on_stopped` runs after the runner is closed.
     """
@@ -88,14 +95,19 @@ class BatchingEngine:
         *,
         pieces: SequenceOf[bytes],
         context_length: int,
+        parallel: int,
         step_tokens: int = 512,
+        stall_tokens: int = 128,
         max_queue: int = 256,
         on_stopped: Callable[[], None] = lambda: None,
     ) -> None:
         self.context_length = context_length
         self._make_runner = make_runner
         self._pieces = pieces
+        self._parallel = parallel
         self._step_tokens = step_tokens
+        self._stall_tokens = stall_tokens
+        self._facts: Mapping[str, object] = {}
         self._max_queue = max_queue
         self._on_stopped = on_stopped
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
@@ -109,6 +121,21 @@ class BatchingEngine:
     @property
     def is_alive(self) -> bool:
         return self._failed is None and self._thread is not None
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        return self._facts
+
+    def _limits(self, runner: ModelRunner) -> Limits:
+        return Limits(
+            running=self._parallel,
+            slots=runner.sequences,
+            kv_cells=runner.kv_cells,
+            step_tokens=self._step_tokens,
+            stall_tokens=self._stall_tokens,
+            max_rows=runner.max_rows,
+            can_share=runner.can_share,
+        )
 
     async def start(self) -> None:
         """Start the engine thread and wait until the runner is ready. Raises what its making raised."""
@@ -127,9 +154,9 @@ class BatchingEngine:
                 hand_over(started.set_exception, error)
                 return
             try:
-                worker = _Worker(
-                    runner, self._pieces, self._step_tokens, lambda *a: hand_over(self._deliver, *a)
-                )
+                self._facts = runner.describe()
+                limits = self._limits(runner)
+                worker = _Worker(runner, self._pieces, limits, lambda *a: hand_over(self._deliver, *a))
                 hand_over(started.set_result, None)
                 worker.run(self._commands)
             except BaseException:
@@ -202,22 +229,15 @@ Publish = Callable[[dict[int, Delivery], SequenceOf[int], EngineStats], None]
 class _Worker:
     """Everything that lives on the engine thread."""
 
-    def __init__(
-        self, runner: ModelRunner, pieces: SequenceOf[bytes], step_tokens: int, publish: Publish
-    ) -> None:
+    def __init__(self, runner: ModelRunner, pieces: SequenceOf[bytes], limits: Limits, publish: Publish):
         self._runner = runner
         self._pieces = pieces
         self._publish = publish
-        self._scheduler = Scheduler(
-            slots=runner.sequences,
-            kv_cells=runner.kv_cells,
-            step_tokens=step_tokens,
-            max_rows=runner.max_rows,
-        )
+        self._scheduler = Scheduler(limits)
         self._sequences: dict[int, Sequence] = {}
         self._outbox: dict[int, Delivery] = {}
         self._admitted: list[int] = []
-        self._steps = 0
+        self._steps = self._computed = self._cached = self._preemptions = 0
 
     def run(self, commands: queue.SimpleQueue[Command | None]) -> None:
         """Turn steps until a None command arrives; sleep on the queue while idle."""
@@ -235,6 +255,8 @@ class _Worker:
             except KilnError as error:
                 log.error("engine step failed: %s", error.message)
                 self._end_all(FinishReason.ERROR, error)
+                # What the native side holds after a failed call is unknown.
+                self._drop(self._scheduler.forget_all())
             self._flush()
 
     # Commands, run between steps.
@@ -262,50 +284,81 @@ class _Worker:
     def _step(self) -> None:
         step = self._scheduler.schedule()
         self._begin(step)
-        if step.decode is not None:
-            self._call(step.decode, step.decode_rows)
-        if step.prefill is not None:
-            self._call(step.prefill, step.prefill_rows)
+        for planned in (*step.decode, *step.prefill):
+            # An earlier call of the step may have made room by preempting a later one's sequence.
+            if all(sequence.slot is not None for sequence in planned.rows):
+                self._call(planned)
         self._steps += 1
 
     def _begin(self, step: Step) -> None:
-        for slot in self._scheduler.begin(step, time.monotonic()):
-            self._runner.drop(slot)
-        self._admitted.extend(sequence.key for sequence, _ in step.admitted)
+        dropped, copies = self._scheduler.begin(step, time.monotonic())
+        self._drop(dropped)
+        for copy in copies:
+            self._runner.copy(copy.source, copy.target, copy.length)
+        self._preemptions += len(step.preempted)
+        for admission in step.admitted:
+            self._admitted.append(admission.sequence.key)
+            self._cached += admission.shared
 
-    def _call(self, call: ModelCall, rows: tuple[Sequence, ...]) -> None:
+    def _call(self, planned: PlannedCall) -> None:
         try:
-            logits = self._runner.execute(call)
+            logits = self._runner.execute(planned.call)
         except KVExhausted:
-            self._make_room(rows)
+            self._make_room()
             return
         now = time.monotonic()
-        self._scheduler.apply(call, rows)
-        wanting = [s for s, chunk in zip(rows, call.chunks, strict=True) if chunk.wants_logits]
-        for sequence, row in zip(wanting, logits, strict=True):
-            pick = _choose(sequence, row, now)
-            self._post(sequence).tokens.append(TokenEvent(pick.token, pick.source, pick.logprob, now))
-            reason = self._scheduler.accept(sequence, pick, now)
-            if reason is not None:
-                self._end(sequence, reason)
+        self._scheduler.apply(planned)
+        row = 0
+        for sequence, chunk in zip(planned.rows, planned.call.chunks, strict=True):
+            rows = logits[row : row + chunk.outputs]
+            row += chunk.outputs
+            if sequence.generated == 0:
+                self._computed += len(chunk.tokens)
+            if sequence.request.scores is not None:
+                self._score(sequence, chunk, rows, sequence.request.scores)
+            elif chunk.outputs:
+                self._pick(sequence, rows[0], now)
 
-    def _make_room(self, rows: tuple[Sequence, ...]) -> None:
-        youngest = self._scheduler.running[-1]
-        if len(self._scheduler.running) > 1:
-            self._runner.drop(self._scheduler.preempt(youngest))
+    def _pick(self, sequence: Sequence, logits: NDArray[np.float32], now: float) -> None:
+        pick = _choose(sequence, logits, now)
+        self._post(sequence).tokens.append(TokenEvent(pick.token, pick.source, pick.logprob, now))
+        reason = self._scheduler.accept(sequence, pick, now)
+        if reason is not None:
+            self._end(sequence, reason)
+
+    def _score(self, sequence: Sequence, chunk: Chunk, rows: NDArray[np.float32], spec: ScoreSpec) -> None:
+        scores = self._post(sequence).scores
+        for offset, logits in enumerate(rows):
+            following = chunk.start + offset + 1
+            if following < len(sequence.tokens):
+                scores.append(score_position(logits, sequence.tokens[following], spec.top_k))
+        if sequence.computed == len(sequence.tokens):
+            self._end(sequence, FinishReason.LENGTH)
+
+    def _make_room(self) -> None:
+        """The native cache is fuller than the books say: give up prefixes, then the youngest sequence."""
+        retained = self._scheduler.forget_all()
+        running = self._scheduler.running
+        if retained:
+            self._drop(retained)
+        elif len(running) > 1:
+            self._runner.drop(self._scheduler.preempt(running[-1]))
+            self._preemptions += 1
         else:
-            self._end(youngest, FinishReason.ERROR, EngineFailed("the KV cache cannot hold the request"))
+            self._end(running[0], FinishReason.ERROR, EngineFailed("the KV cache cannot hold the request"))
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: KilnError | None = None) -> None:
-        slot = self._scheduler.remove(sequence)
-        if slot is not None:
-            self._runner.drop(slot)
+        self._drop(self._scheduler.finish(sequence))
         del self._sequences[sequence.key]
         self._post(sequence).end = sequence.end(reason, time.monotonic(), error)
 
     def _end_all(self, reason: FinishReason, error: KilnError | None = None) -> None:
         for sequence in list(self._sequences.values()):
             self._end(sequence, reason, error)
+
+    def _drop(self, slots: SequenceOf[int]) -> None:
+        for slot in slots:
+            self._runner.drop(slot)
 
     def _post(self, sequence: Sequence) -> Delivery:
         return self._outbox.setdefault(sequence.key, Delivery())
@@ -315,24 +368,27 @@ class _Worker:
         scheduler = self._scheduler
         stats = EngineStats(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            kv_cells_used=scheduler.cells_used,
-            kv_cells=self._runner.kv_cells,
+            waiting=scheduler.waiting,
+            kv_cells_used=scheduler.ledger.cells - scheduler.ledger.free,
+            kv_cells=scheduler.ledger.cells,
             steps=self._steps,
+            prompt_tokens_computed=self._computed,
+            prompt_tokens_cached=self._cached,
+            preemptions=self._preemptions,
         )
         self._publish(self._outbox, self._admitted, stats)
         self._outbox, self._admitted = {}, []
 
 
-def _choose(sequence: Sequence, row: object, now: float) -> Pick:
+def _choose(sequence: Sequence, logits: NDArray[np.float32], now: float) -> Pick:
     """Sample, and let the thinking gate replace what was sampled."""
     gate = sequence.gate
     if gate is None or gate.is_done:
-        token, logprob = sequence.sampler.pick(row)  # type: ignore[arg-type]
+        token, logprob = sequence.sampler.pick(logits)
         return Pick(token, Source.SAMPLED, logprob)
     if gate.next_forced is not None:
         token, source = gate.accept(gate.next_forced, now)
         return Pick(token, source, None)
-    sampled, logprob = sequence.sampler.pick(row)  # type: ignore[arg-type]
+    sampled, logprob = sequence.sampler.pick(logits)
     token, source = gate.accept(sampled, now)
     return Pick(token, source, logprob if source is Source.SAMPLED else None)

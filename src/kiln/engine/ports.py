@@ -7,9 +7,9 @@ drives (run one model call). A distributed engine implements `Engine`; a local b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +30,34 @@ class ThinkingSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreSpec:
+    """Score every prompt token after the first; report the `top_k` most likely ones beside it."""
+
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class PositionScore:
+    """The raw log-softmax at one prompt position: the token that stands there, and the likeliest ones.
+
+    `rank` is one-based over the whole vocabulary, ties by token id; `top` is most likely first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate.
 
     `prompt_ids` is not empty and shorter than the context; `max_tokens` >= 1 is already clamped so
     that prompt and completion fit the context. `eos_ids` end the sequence (empty: none do).
-    Draws are keyed by (`seed`, `choice_index`, token index).
+    Draws are keyed by (`seed`, `choice_index`, token index). An `exact` request gives the same ids and
+    log-probabilities whoever else is running and whatever is cached. KV is shared within one `scope`
+    (model and adapter revision) only. With `scores` the prompt is scored and nothing is generated.
     """
 
     prompt_ids: Sequence[int]
@@ -45,6 +67,10 @@ class GenerationRequest:
     choice_index: int = 0
     eos_ids: frozenset[int] = frozenset()
     thinking: ThinkingSpec | None = None
+    exact: bool = False
+    priority: bool = False
+    scope: Hashable = None
+    scores: ScoreSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +87,23 @@ class Timings:
 class GenerationEnd:
     """How a sequence ended. `error` is set exactly when `reason` is ERROR.
 
-    `outcome` is the gate's account; None when the sequence had no gate.
+    `outcome` is the gate's account; None when the sequence had no gate. `cached_tokens` of the prompt
+    were taken from the prefix cache.
     """
 
     reason: FinishReason
     outcome: Outcome | None
     timings: Timings
     error: KilnError | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(slots=True)
 class Delivery:
-    """What one engine step produced for one sequence."""
+    """What one engine step produced for one sequence; `scores` in prompt order."""
 
     tokens: list[TokenEvent] = field(default_factory=list)
+    scores: list[PositionScore] = field(default_factory=list)
     end: GenerationEnd | None = None
 
 
@@ -101,6 +130,9 @@ class EngineStats:
     kv_cells_used: int
     kv_cells: int
     steps: int
+    prompt_tokens_computed: int = 0
+    prompt_tokens_cached: int = 0
+    preemptions: int = 0
 
 
 class Engine(Protocol):
@@ -110,6 +142,11 @@ class Engine(Protocol):
 
     @property
     def is_alive(self) -> bool: ...
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """What the engine says about itself once it has started."""
+        ...
 
     async def start(self) -> None: ...
 
@@ -126,24 +163,35 @@ class Engine(Protocol):
     async def stop(self) -> None: ...
 
 
+LogitsWanted = Literal["none", "last", "all"]
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Consecutive tokens of one sequence: `tokens` go to positions `start`, `start + 1`, ...
 
-    `wants_logits` asks for the logits of the last one.
+    `logits` says for which of them logits are wanted.
     """
 
     sequence: int
     start: int
     tokens: Sequence[int]
-    wants_logits: bool
+    logits: LogitsWanted
+
+    @property
+    def outputs(self) -> int:
+        return {"none": 0, "last": 1, "all": len(self.tokens)}[self.logits]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """One call of the model: either one-token decode chunks or prefill chunks, never both."""
+    """One call of the model: either one-token decode chunks or prefill chunks, never both.
+
+    An `exact` call has at most 63 rows, and its results do not depend on which rows they are.
+    """
 
     chunks: tuple[Chunk, ...]
+    exact: bool = False
 
     @property
     def rows(self) -> int:
@@ -158,16 +206,17 @@ class ModelRunner(Protocol):
     """Runs model calls. Owned by one thread; every method is called on it.
 
     `sequences` is how many sequences may be resident, `kv_cells` how many tokens in all,
-    `max_rows` the most rows one call may have.
+    `max_rows` the most rows one call may have. `can_share` says whether prefixes can be copied.
     """
 
     n_vocab: int
     sequences: int
     kv_cells: int
     max_rows: int
+    can_share: bool
 
     def execute(self, call: ModelCall) -> NDArray[np.float32]:
-        """Run a call. Returns logits, shape (chunks that want them, n_vocab), in chunk order.
+        """Run a call. Returns logits, shape (wanted rows, n_vocab), in chunk order.
 
         The array is a view that the next call overwrites. Raises KVExhausted if the cache is full,
         EngineFailed if the native library reports an error.
@@ -176,6 +225,14 @@ class ModelRunner(Protocol):
 
     def drop(self, sequence: int) -> None:
         """Forget all KV entries of a sequence."""
+        ...
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Let the empty sequence `target` share the first `length` KV entries of `source`."""
+        ...
+
+    def describe(self) -> Mapping[str, object]:
+        """Facts about this runner for `/v1/config`: backend, prefix cache, exactness."""
         ...
 
     def close(self) -> None:

@@ -76,7 +76,7 @@ def final_distribution(
     broken by token id, so that the order never depends on the sorting algorithm.
     """
     if 0 < top_k < len(logits):
-        ids = _top(logits, top_k)
+        ids = top_ids(logits, top_k)
     elif min_p > 0.0:
         ids = _descending(logits, _at_least(logits, temperature, -np.log(min_p)))
     elif top_p < 1.0:
@@ -184,7 +184,7 @@ def _descending(logits: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray[
     return ids[np.argsort(-logits[ids], kind="stable")]
 
 
-def _top(logits: NDArray[np.float32], k: int) -> NDArray[np.int64]:
+def top_ids(logits: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     """Ids of the k largest logits, largest first, the lower id first among equals."""
     whole = len(logits) // _BLOCK
     if k <= whole:

@@ -1,34 +1,64 @@
 """Decides what each step computes, and writes the results back.
 
-Invariant: `schedule` reads and decides, `apply` writes. Between the two the state of every running
-sequence is the one that the step was built from.
+Invariant: `schedule` reads and decides; `begin`, `apply`, `accept` and `finish` write. Between the
+decision and the writes nothing else changes the state.
 
-Decode comes first, in a call of its own; then prefill chunks, oldest request first, within the
-step's token budget. When the KV cache cannot hold a step, the youngest sequence is preempted: it
-gives its cells back and is recomputed later from its token ids, so nothing is lost; the oldest
-always fits, so there is no deadlock.
+Decode comes first, in calls of its own; then prefill chunks, oldest request first, within the step's
+token budget, which is smaller while others decode so that a long prompt cannot stall them. A prompt
+whose prefix is computed already starts from a copy of it; one whose prefix is just being computed
+waits for it. When the KV cache cannot hold a step, retained prefixes go first, the least recently
+used foremost; then the youngest sequence is preempted and recomputed later from its token ids, so
+nothing is lost; the oldest always fits, so there is no deadlock.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kiln.core.tokens import FinishReason, Source
-from kiln.engine.ports import Chunk, ModelCall
+from kiln.engine.kv import KVLedger, common_prefix
+from kiln.engine.ports import Chunk, LogitsWanted, ModelCall
+from kiln.engine.prefix import WORTH_SHARING, Entry, PrefixCache
 from kiln.engine.sequence import Sequence
+
+# Exactness (docs/exactness): calls of fewer rows than this go through the kernels that decoding uses.
+EXACT_ROWS = 63
+# So many requests of the first class may overtake a waiting one of the second.
+PRIORITY_STREAK = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One turn of the loop: up to two model calls, with the sequences of their chunks in order."""
+class Admission:
+    """A waiting sequence gets a slot, and the first `shared` tokens of `source` where there is one."""
 
-    decode: ModelCall | None
-    decode_rows: tuple[Sequence, ...]
-    prefill: ModelCall | None
-    prefill_rows: tuple[Sequence, ...]
-    admitted: tuple[tuple[Sequence, int], ...]
-    preempted: tuple[Sequence, ...]
+    sequence: Sequence
+    slot: int
+    source: int | None = None
+    shared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """A model call and the sequences of its chunks, in order."""
+
+    call: ModelCall
+    rows: tuple[Sequence, ...]
+
+
+@dataclass(slots=True)
+class Step:
+    """One turn of the loop. Calls run in order: decode, then prefill."""
+
+    decode: list[PlannedCall] = field(default_factory=list)
+    prefill: list[PlannedCall] = field(default_factory=list)
+    admitted: list[Admission] = field(default_factory=list)
+    evicted: list[int] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,69 +70,270 @@ class Pick:
     logprob: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Let sequence `target` share the first `length` tokens of `source`."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`running` sequences at once over `slots` resident ones (the rest retain prefixes).
+
+    `step_tokens` prompt tokens a step at most, `stall_tokens` while others decode. `can_share` is
+    False where the model's memory cannot be copied or cut.
+    """
+
+    running: int
+    slots: int
+    kv_cells: int
+    step_tokens: int
+    stall_tokens: int
+    max_rows: int
+    can_share: bool = True
+
+
 class Scheduler:
     """Queues, slots and KV cells. Knows nothing of the model, the clock or the event loop."""
 
-    def __init__(self, *, slots: int, kv_cells: int, step_tokens: int, max_rows: int) -> None:
-        self._free_slots = list(range(slots - 1, -1, -1))
-        self._kv_cells = kv_cells
-        self._step_tokens = min(step_tokens, max_rows)
-        self.waiting: deque[Sequence] = deque()
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.ledger = KVLedger(slots=limits.slots, cells=limits.kv_cells)
+        self.prefixes = PrefixCache()
+        self._free_slots = list(range(limits.slots - 1, -1, -1))
+        self._queues: tuple[deque[Sequence], deque[Sequence]] = (deque(), deque())
+        self._streak = 0
         # In order of admission: the head is the oldest.
         self.running: list[Sequence] = []
 
     @property
-    def cells_used(self) -> int:
-        return sum(sequence.computed for sequence in self.running)
+    def waiting(self) -> int:
+        return sum(len(queue) for queue in self._queues)
 
     @property
     def is_idle(self) -> bool:
-        return not self.running and not self.waiting
+        return not self.running and not any(self._queues)
 
     def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+        self._queue_of(sequence).append(sequence)
+
+    # Deciding.
 
     def schedule(self) -> Step:
         """Decide the next step. Does not change any state."""
-        keep, preempted = self._fit_decode()
-        decoding = [s for s in keep if s.is_decoding]
-        cells = self._kv_cells - sum(s.computed for s in keep) - len(decoding)
-        budget = self._step_tokens
-        prefill: list[tuple[Sequence, int]] = []
+        step = Step()
+        decoding = [s for s in self.running if s.is_decoding]
+        step.evicted, step.preempted = self._room_for_decode(decoding)
+        gone = set(map(id, step.preempted))
+        keep = [s for s in self.running if id(s) not in gone]
+        decoding = [s for s in decoding if id(s) not in gone]
+        step.decode = [
+            self._call([(s, 1) for s in decoding[at : at + EXACT_ROWS]])
+            for at in range(0, len(decoding), EXACT_ROWS)
+        ]
+        room = _Room(self, step.evicted, [s.slot for s in step.preempted if s.slot is not None])
+        room.take(len(decoding))
+        budget = self._limits.stall_tokens if decoding else self._limits.step_tokens
+        budget = min(budget, self._limits.max_rows)
+        chunks: list[tuple[Sequence, int]] = []
         for sequence in keep:
-            if sequence.is_decoding or budget <= 0:
-                continue
-            size = min(len(sequence.tokens) - sequence.computed, budget, cells)
-            if size > 0:
-                prefill.append((sequence, size))
-                budget -= size
-                cells -= size
-        admitted = self._admit(budget, cells, prefill) if not preempted else []
-        return Step(
-            decode=ModelCall(tuple(self._decode_chunk(s) for s in decoding)) if decoding else None,
-            decode_rows=tuple(decoding),
-            prefill=self._prefill_call(prefill, dict(admitted)) if prefill else None,
-            prefill_rows=tuple(s for s, _ in prefill),
-            admitted=tuple(admitted),
-            preempted=tuple(preempted),
+            if not sequence.is_decoding and budget > 0:
+                size = min(len(sequence.tokens) - sequence.computed, budget)
+                size = room.take_up_to(size)
+                if size > 0:
+                    chunks.append((sequence, size))
+                    budget -= size
+        if not step.preempted:
+            self._admit(step, room, budget, chunks)
+        step.evicted = room.evicted
+        step.prefill = self._prefill_calls(chunks, {id(a.sequence): a for a in step.admitted})
+        if not step.decode and not step.prefill and len(keep) > 1:
+            # Half-computed prompts hold every cell: the youngest makes room for the others.
+            step.preempted.append(keep[-1])
+        return step
+
+    def _room_for_decode(self, decoding: list[Sequence]) -> tuple[list[int], list[Sequence]]:
+        """Retained slots to evict and running sequences to preempt so that every decode row fits."""
+        evicted: list[int] = []
+        preempted: list[Sequence] = []
+        keep = list(self.running)
+        retained = [entry.slot for entry in self.prefixes.retained()]
+        while True:
+            need = sum(1 for s in decoding if s in keep)
+            slots = evicted + [s.slot for s in preempted if s.slot is not None]
+            if self.ledger.free + self._would_free(slots) >= need:
+                return evicted, preempted
+            if retained:
+                evicted.append(retained.pop(0))
+            elif len(keep) > 1:
+                preempted.append(keep.pop())
+            else:
+                return evicted, preempted
+
+    def _admit(self, step: Step, room: _Room, budget: int, chunks: list[tuple[Sequence, int]]) -> None:
+        """Admit in queue order while a place, budget and cells for the whole prompt remain."""
+        places = self._limits.running - len(self.running)
+        if places <= 0 or budget <= 0:
+            return
+        # Prompts admitted earlier still claim the cells that they have not computed yet.
+        claimed = dict((id(s), size) for s, size in chunks)
+        room.claim(
+            sum(len(s.tokens) - s.computed - claimed.get(id(s), 0) for s in self.running if not s.is_decoding)
         )
+        free_slots = list(self._free_slots)
+        for looked, sequence in enumerate(self._in_turn()):
+            if places <= 0 or budget <= 0 or looked >= 2 * self._limits.running:
+                return
+            source, shared, coming = self._match(sequence, step, room)
+            if coming - shared >= WORTH_SHARING:
+                continue  # the prefix is being computed: it is cheaper to wait for it
+            if not room.reserve(len(sequence.tokens) + 1 - shared, source=source):
+                return
+            slot = free_slots.pop() if free_slots else room.evict_slot()
+            if slot is None:
+                return
+            step.admitted.append(Admission(sequence, slot, source, shared))
+            size = min(len(sequence.tokens) - shared, budget)
+            chunks.append((sequence, size))
+            budget -= size
+            places -= 1
 
-    def begin(self, step: Step, now: float) -> list[int]:
-        """Write the step's admissions and preemptions. Returns the slots whose KV must be dropped."""
-        dropped = [self.preempt(sequence) for sequence in step.preempted]
-        for sequence, slot in step.admitted:
-            self.waiting.remove(sequence)
-            self._free_slots.remove(slot)
-            sequence.slot = slot
-            if sequence.admitted is None:
-                sequence.admitted = now
-            self.running.append(sequence)
-        return dropped
+    def _match(self, sequence: Sequence, step: Step, room: _Room) -> tuple[int | None, int, int]:
+        """Source slot and length of the best computed prefix, and the length of the best coming one."""
+        # Scoring needs the logits of every position, so it computes them all.
+        if not self._limits.can_share or sequence.wants_scores:
+            return None, 0, 0
+        ids = sequence.ids
+        match = self.prefixes.match(
+            ids, scope=sequence.scope, exact=sequence.exact, without=frozenset(room.evicted)
+        )
+        soon = (self._shared_soon(ids, sequence, admission) for admission in step.admitted)
+        return match.slot, match.length, max([match.coming, *soon])
 
-    def apply(self, call: ModelCall, rows: tuple[Sequence, ...]) -> None:
+    @staticmethod
+    def _shared_soon(ids: NDArray[np.int32], sequence: Sequence, admission: Admission) -> int:
+        other = admission.sequence
+        if other.scope != sequence.scope or (sequence.exact and not other.exact):
+            return 0
+        return min(common_prefix(ids, other.ids), len(ids) - 1)
+
+    def _in_turn(self) -> Iterator[Sequence]:
+        """Waiting sequences, those with priority first, but not so many in a row that others starve."""
+        first, second = list(self._queues[0]), list(self._queues[1])
+        streak = self._streak
+        while first or second:
+            if first and (streak < PRIORITY_STREAK or not second):
+                streak += 1
+                yield first.pop(0)
+            else:
+                streak = 0
+                yield second.pop(0)
+
+    def _prefill_calls(
+        self, chunks: list[tuple[Sequence, int]], admitted: dict[int, Admission]
+    ) -> list[PlannedCall]:
+        """One call for all ordinary chunks; exact chunks in small calls of their own."""
+        calls = []
+        ordinary = [(s, size) for s, size in chunks if not s.exact]
+        if ordinary:
+            calls.append(self._call(ordinary, admitted))
+        for sequence, size in chunks:
+            if sequence.exact:
+                calls.extend(self._exact_calls(sequence, size, admitted))
+        return calls
+
+    def _exact_calls(
+        self, sequence: Sequence, size: int, admitted: dict[int, Admission]
+    ) -> Iterator[PlannedCall]:
+        start = self._start(sequence, admitted)
+        for at in range(start, start + size, EXACT_ROWS):
+            rows = min(EXACT_ROWS, start + size - at)
+            chunk = self._chunk(sequence, at, rows, admitted)
+            yield PlannedCall(ModelCall((chunk,), exact=True), (sequence,))
+
+    def _call(
+        self, chunks: list[tuple[Sequence, int]], admitted: dict[int, Admission] | None = None
+    ) -> PlannedCall:
+        admitted = admitted or {}
+        built = tuple(self._chunk(s, self._start(s, admitted), size, admitted) for s, size in chunks)
+        exact = any(sequence.exact for sequence, _ in chunks)
+        return PlannedCall(ModelCall(built, exact=exact), tuple(s for s, _ in chunks))
+
+    @staticmethod
+    def _start(sequence: Sequence, admitted: dict[int, Admission]) -> int:
+        admission = admitted.get(id(sequence))
+        return sequence.computed if admission is None else admission.shared
+
+    @staticmethod
+    def _chunk(sequence: Sequence, start: int, size: int, admitted: dict[int, Admission]) -> Chunk:
+        admission = admitted.get(id(sequence))
+        slot = sequence.slot if admission is None else admission.slot
+        assert slot is not None
+        last = start + size == len(sequence.tokens)
+        wanted: LogitsWanted = "all" if sequence.wants_scores else "last" if last else "none"
+        return Chunk(slot, start, sequence.tokens[start : start + size], wanted)
+
+    def _would_free(self, slots: list[int]) -> int:
+        return self.ledger.would_free(slots) if slots else 0
+
+    # Writing.
+
+    def begin(self, step: Step, now: float) -> tuple[list[int], list[Copy]]:
+        """Write admissions, evictions and preemptions. Returns slots to drop, then prefixes to copy."""
+        dropped = list(step.evicted)
+        for slot in step.evicted:
+            self._release(slot)
+        dropped.extend(self.preempt(sequence) for sequence in step.preempted)
+        copies = []
+        for admission in step.admitted:
+            self._place(admission, now)
+            if admission.source is not None:
+                copies.append(Copy(admission.source, admission.slot, admission.shared))
+        return dropped, copies
+
+    def _place(self, admission: Admission, now: float) -> None:
+        sequence, slot = admission.sequence, admission.slot
+        queue = self._queue_of(sequence)
+        queue.remove(sequence)
+        self._streak = self._streak + 1 if queue is self._queues[0] else 0
+        self._free_slots.remove(slot)
+        sequence.slot = slot
+        sequence.computed = admission.shared
+        if sequence.admitted is None:
+            sequence.admitted = now
+            sequence.cached_tokens = admission.shared
+        exact = 0
+        if admission.source is not None:
+            self.ledger.share(admission.source, slot, admission.shared)
+            self.prefixes.touch(admission.source)
+            source = self.prefixes.get(admission.source)
+            exact = min(admission.shared, source.exact) if source is not None else 0
+        self.prefixes.put(
+            Entry(
+                slot,
+                sequence.ids,
+                scope=sequence.scope,
+                computed=admission.shared,
+                exact=exact,
+                exactly=sequence.exact,
+            )
+        )
+        self.running.append(sequence)
+
+    def apply(self, planned: PlannedCall) -> None:
         """Write that a call was computed."""
-        for chunk, sequence in zip(call.chunks, rows, strict=True):
+        for chunk, sequence in zip(planned.call.chunks, planned.rows, strict=True):
+            assert sequence.slot is not None
+            self.ledger.extend(sequence.slot, len(chunk.tokens))
             sequence.computed = chunk.start + len(chunk.tokens)
+            entry = self.prefixes.get(sequence.slot)
+            if entry is not None:
+                entry.computed = min(sequence.computed, len(entry.ids))
+                if entry.exactly:
+                    entry.exact = entry.computed
 
     def accept(self, sequence: Sequence, pick: Pick, now: float) -> FinishReason | None:
         """Append a picked token. Returns why the sequence ends, or None if it goes on."""
@@ -116,67 +347,127 @@ class Scheduler:
             return FinishReason.LENGTH
         return None
 
-    def remove(self, sequence: Sequence) -> int | None:
-        """Take a sequence out, wherever it is. Returns the slot whose KV must be dropped, if it had one."""
+    def finish(self, sequence: Sequence) -> list[int]:
+        """Take a sequence out, wherever it is; keep its KV as a prefix if it is worth it.
+
+        Returns the slots whose KV must be dropped.
+        """
         if sequence.slot is None:
-            if sequence in self.waiting:
-                self.waiting.remove(sequence)
-            return None
+            queue = self._queue_of(sequence)
+            if sequence in queue:
+                queue.remove(sequence)
+            return []
         slot = sequence.slot
         self.running.remove(sequence)
-        self._free_slots.append(slot)
         sequence.slot = None
-        return slot
+        entry = self.prefixes.get(slot)
+        assert entry is not None
+        entry.busy = False
+        entry.ids = np.asarray(sequence.tokens[: sequence.computed], np.int32)
+        entry.computed = sequence.computed
+        if entry.exactly:
+            entry.exact = entry.computed
+        self.prefixes.touch(slot)
+        if not self._limits.can_share or entry.computed < WORTH_SHARING:
+            self._release(slot)
+            return [slot]
+        covered = [other.slot for other in self.prefixes.covered_by(entry)]
+        for other in covered:
+            self._release(other)
+        return covered
 
     def preempt(self, sequence: Sequence) -> int:
-        """Give a running sequence's cells back and put it at the head of the queue."""
-        slot = self.remove(sequence)
+        """Give a running sequence's cells back and put it at the head of its queue. Returns its slot."""
+        slot = sequence.slot
         assert slot is not None
+        self.running.remove(sequence)
+        self._release(slot)
+        sequence.slot = None
         sequence.computed = 0
-        self.waiting.appendleft(sequence)
+        self._queue_of(sequence).appendleft(sequence)
         return slot
 
-    def _fit_decode(self) -> tuple[list[Sequence], list[Sequence]]:
-        keep = list(self.running)
-        preempted: list[Sequence] = []
-        while len(keep) > 1:
-            need = sum(s.computed for s in keep) + sum(s.is_decoding for s in keep)
-            stuck = not any(s.is_decoding for s in keep) and need >= self._kv_cells
-            if need <= self._kv_cells and not stuck:
-                break
-            preempted.append(keep.pop())
-        return keep, preempted
+    def forget_all(self) -> list[int]:
+        """Drop every retained prefix. Returns the slots whose KV must be dropped."""
+        slots = [entry.slot for entry in self.prefixes.retained()]
+        for slot in slots:
+            self._release(slot)
+        return slots
 
-    def _admit(
-        self, budget: int, cells: int, prefill: list[tuple[Sequence, int]]
-    ) -> list[tuple[Sequence, int]]:
-        """Admit from the head of the queue while a slot, budget and room for the whole prompt remain."""
-        admitted: list[tuple[Sequence, int]] = []
-        slots = list(self._free_slots)
-        # Prompts admitted earlier still claim the cells that they have not computed yet.
-        cells += sum(size for _, size in prefill)
-        cells -= sum(len(s.tokens) - s.computed for s in self.running if not s.is_decoding)
-        for sequence in self.waiting:
-            if not slots or budget <= 0 or len(sequence.tokens) + 1 > cells:
-                break
-            size = min(len(sequence.tokens), budget)
-            admitted.append((sequence, slots.pop()))
-            prefill.append((sequence, size))
-            budget -= size
-            cells -= len(sequence.tokens) + 1
-        return admitted
+    def _release(self, slot: int) -> None:
+        self.ledger.release(slot)
+        self.prefixes.drop(slot)
+        self._free_slots.append(slot)
 
-    @staticmethod
-    def _decode_chunk(sequence: Sequence) -> Chunk:
-        assert sequence.slot is not None
-        return Chunk(sequence.slot, sequence.computed, sequence.tokens[-1:], wants_logits=True)
+    def _queue_of(self, sequence: Sequence) -> deque[Sequence]:
+        return self._queues[0 if sequence.request.priority else 1]
 
-    @staticmethod
-    def _prefill_call(prefill: list[tuple[Sequence, int]], admitted: dict[Sequence, int]) -> ModelCall:
-        chunks = []
-        for sequence, size in prefill:
-            slot = sequence.slot if sequence.slot is not None else admitted[sequence]
-            end = sequence.computed + size
-            tokens = sequence.tokens[sequence.computed : end]
-            chunks.append(Chunk(slot, sequence.computed, tokens, wants_logits=end == len(sequence.tokens)))
-        return ModelCall(tuple(chunks))
+
+class _Room:
+    """Counts cells while a step is planned, evicting retained prefixes (on paper) as they are needed."""
+
+    def __init__(self, scheduler: Scheduler, evicted: list[int], preempted: list[int]) -> None:
+        self._scheduler = scheduler
+        self._preempted = preempted
+        self.evicted = list(evicted)
+        self._sources: set[int] = set()
+        self._retained = [e.slot for e in scheduler.prefixes.retained() if e.slot not in set(evicted)]
+        self._used = 0
+        self._free = self._count_free()
+
+    def take(self, cells: int) -> None:
+        self._used += cells
+
+    def claim(self, cells: int) -> None:
+        """Set cells aside for prompts that are admitted but not computed."""
+        self._used += max(0, cells)
+
+    def take_up_to(self, cells: int) -> int:
+        """Take as many of `cells` as there are, evicting for them. Returns how many."""
+        while self._free - self._used < cells and self._evictable():
+            self._evict(self._evictable()[0])
+        taken = max(0, min(cells, self._free - self._used))
+        self._used += taken
+        return taken
+
+    def reserve(self, cells: int, *, source: int | None) -> bool:
+        """Take exactly `cells`, evicting for them; False if they cannot be had.
+
+        `source`, whose prefix is about to be copied, is safe from eviction for the rest of the step.
+        """
+        if source is not None:
+            self._sources.add(source)
+        candidates = self._evictable()
+        if self._free - self._used < cells and not self._can_have(cells, candidates):
+            return False
+        while self._free - self._used < cells:
+            self._evict(candidates.pop(0))
+        self._used += cells
+        return True
+
+    def _can_have(self, cells: int, candidates: list[int]) -> bool:
+        possible = self._scheduler.ledger.free + self._scheduler.ledger.would_free(
+            [*self.evicted, *self._preempted, *candidates]
+        )
+        return possible - self._used >= cells
+
+    def evict_slot(self) -> int | None:
+        """A slot to reuse, taken from the least recently used prefix."""
+        candidates = self._evictable()
+        if not candidates:
+            return None
+        self._evict(candidates[0])
+        return candidates[0]
+
+    def _evictable(self) -> list[int]:
+        return [slot for slot in self._retained if slot not in self._sources]
+
+    def _evict(self, slot: int) -> None:
+        self._retained.remove(slot)
+        self.evicted.append(slot)
+        self._free = self._count_free()
+
+    def _count_free(self) -> int:
+        slots = [*self.evicted, *self._preempted]
+        ledger = self._scheduler.ledger
+        return ledger.free + (ledger.would_free(slots) if slots else 0)

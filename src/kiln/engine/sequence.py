@@ -1,6 +1,11 @@
-"""The state of one running sequence. Only the scheduler's `apply` and the loop's commands change it."""
+"""The state of one running sequence. Only the scheduler's writes and the loop's commands change it."""
 
 from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kiln.core.errors import KilnError
 from kiln.core.tokens import FinishReason
@@ -17,7 +22,9 @@ class Sequence:
     """
 
     __slots__ = (
+        "_prompt",
         "admitted",
+        "cached_tokens",
         "computed",
         "first_token",
         "gate",
@@ -36,8 +43,10 @@ class Sequence:
         self.gate = gate
         self.sampler = SequenceSampler(request)
         self.tokens = list(request.prompt_ids)
+        self._prompt = np.asarray(self.tokens, np.int32)
         self.prompt_length = len(self.tokens)
         self.computed = 0
+        self.cached_tokens = 0
         self.slot: int | None = None
         self.submitted = submitted
         self.admitted: float | None = None
@@ -51,6 +60,23 @@ class Sequence:
     def is_decoding(self) -> bool:
         return self.generated > 0 and len(self.tokens) - self.computed == 1
 
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """What is to be computed before the next pick."""
+        return self._prompt if self.generated == 0 else np.asarray(self.tokens, np.int32)
+
+    @property
+    def exact(self) -> bool:
+        return self.request.exact
+
+    @property
+    def scope(self) -> Hashable:
+        return self.request.scope
+
+    @property
+    def wants_scores(self) -> bool:
+        return self.request.scores is not None
+
     def end(self, reason: FinishReason, now: float, error: KilnError | None = None) -> GenerationEnd:
         """The closing account of this sequence."""
         return GenerationEnd(
@@ -58,4 +84,5 @@ class Sequence:
             outcome=self.gate.outcome() if self.gate is not None else None,
             timings=Timings(self.submitted, self.admitted, self.first_token, now),
             error=error,
+            cached_tokens=self.cached_tokens,
         )

@@ -1,0 +1,54 @@
+"""The self-test behind exact requests: it proves the property for the loaded weights on this machine.
+
+Exactness rests on how the CPU kernels behave: calls of at most 63 rows give every row the same bits
+whatever the other rows are. That is a property of a build, not a promise, so it is checked at load:
+tokens decoded one by one, the same tokens in one prompt call, and the same beside other sequences
+must give identical logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kiln.engine.ports import Chunk, ModelCall, ModelRunner
+
+LENGTH = 12
+COMPANY = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    holds: bool
+    detail: str
+
+
+def prove_exactness(runner: ModelRunner) -> Exactness:
+    """Run the self-test on an empty runner; it is empty again afterwards. About 2 x 12 decode steps."""
+    if runner.sequences < 2:
+        return Exactness(False, "the self-test needs two sequences")
+    tokens = np.random.default_rng(1).integers(0, runner.n_vocab, LENGTH).tolist()
+    alone = _one_by_one(runner, tokens, company=0)
+    together = _one_by_one(runner, tokens, company=min(COMPANY, runner.sequences - 1))
+    prompt = runner.execute(ModelCall((Chunk(0, 0, tokens, "all"),), exact=True)).copy()
+    runner.drop(0)
+    for name, other in (("among other sequences", together), ("in one prompt call", prompt)):
+        if not np.array_equal(alone, other):
+            worst = float(np.abs(alone - other).max())
+            return Exactness(False, f"decoding alone and {name} differ by up to {worst:.1e} in a logit")
+    return Exactness(True, f"{LENGTH} tokens, bit for bit: alone, among others, and in one prompt call")
+
+
+def _one_by_one(runner: ModelRunner, tokens: list[int], company: int) -> NDArray[np.float32]:
+    """Logits of `tokens` decoded in sequence 0, with other tokens in `company` further sequences."""
+    rows = []
+    for position, token in enumerate(tokens):
+        chunks = [Chunk(0, position, [token], "last")]
+        for other in range(1, company + 1):
+            chunks.append(Chunk(other, position, [tokens[(position + other) % len(tokens)]], "last"))
+        rows.append(runner.execute(ModelCall(tuple(chunks), exact=True))[0].copy())
+    for sequence in range(company + 1):
+        runner.drop(sequence)
+    return np.stack(rows)

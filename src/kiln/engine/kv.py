@@ -1,0 +1,91 @@
+"""Book-keeping of the unified KV cache: which cells each slot holds, and which are shared.
+
+llama.cpp's unified cache is one pool of cells; copying a prefix from one sequence to another makes
+both own the same cells. The ledger mirrors that with virtual cell numbers and reference counts, so
+that the scheduler knows exactly how many cells are free without asking the native side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class KVLedger:
+    """Cells of `slots` sequences over a pool of `cells`. Every operation is O(tokens touched)."""
+
+    def __init__(self, *, slots: int, cells: int) -> None:
+        self.cells = cells
+        self._references = np.zeros(cells, np.int32)
+        self._spare = list(range(cells - 1, -1, -1))
+        self._held: list[list[int]] = [[] for _ in range(slots)]
+
+    @property
+    def free(self) -> int:
+        return len(self._spare)
+
+    def length(self, slot: int) -> int:
+        """Tokens that a slot holds, shared ones included."""
+        return len(self._held[slot])
+
+    def extend(self, slot: int, count: int) -> None:
+        """Give a slot `count` more cells. ValueError if the pool has fewer: the scheduler must not ask."""
+        if count > len(self._spare):
+            raise ValueError(f"{count} cells asked, {len(self._spare)} free")
+        if count == 0:
+            return
+        taken = self._spare[-count:]
+        del self._spare[-count:]
+        self._references[taken] = 1
+        self._held[slot].extend(taken)
+
+    def share(self, source: int, target: int, length: int) -> None:
+        """Let an empty slot hold the first `length` cells of another too."""
+        if self._held[target]:
+            raise ValueError("the target slot is not empty")
+        shared = self._held[source][:length]
+        if len(shared) != length:
+            raise ValueError(f"the source holds {len(shared)} tokens, not {length}")
+        self._references[shared] += 1
+        self._held[target] = shared
+
+    def release(self, slot: int) -> None:
+        """Take all cells from a slot; those that nobody else holds become free."""
+        held = self._held[slot]
+        self._references[held] -= 1
+        self._spare.extend(cell for cell in held if self._references[cell] == 0)
+        self._held[slot] = []
+
+    def would_free(self, slots: Sequence[int]) -> int:
+        """Cells that would come free if all these slots were released together."""
+        held = [cell for slot in slots for cell in self._held[slot]]
+        if not held:
+            return 0
+        cells, counts = np.unique(np.asarray(held, np.int64), return_counts=True)
+        return int(np.count_nonzero(self._references[cells] == counts))
+
+    def check(self) -> None:
+        """AssertionError unless references, holdings and the free list agree."""
+        counted = np.zeros(self.cells, np.int32)
+        for held in self._held:
+            assert len(set(held)) == len(held), "a slot holds a cell twice"
+            counted[held] += 1
+        assert (counted == self._references).all(), "reference counts disagree with the holdings"
+        spare = np.zeros(self.cells, bool)
+        spare[self._spare] = True
+        assert len(self._spare) == int(spare.sum()), "a cell is free twice"
+        assert (spare == (self._references == 0)).all(), "the free list disagrees with the references"
+
+
+def common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
+    """Length of the longest common prefix of two id arrays."""
+    size = min(len(a), len(b))
+    # Most pairs differ at once: do not compare long prompts to find that out.
+    head = min(size, 32)
+    unequal = np.flatnonzero(a[:head] != b[:head])
+    if len(unequal):
+        return int(unequal[0])
+    unequal = np.flatnonzero(a[head:size] != b[head:size])
+    return head + int(unequal[0]) if len(unequal) else size
