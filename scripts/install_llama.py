@@ -28,6 +28,9 @@ CMAKE_OPTIONS = (
     *(f"-DLLAMA_BUILD_{part}=OFF" for part in ("COMMON", "TESTS", "TOOLS", "EXAMPLES", "SERVER")),
     "-DLLAMA_CURL=OFF",
 )
+# ggml's AMX kernels die of an illegal instruction on worker threads of some virtual machines, and
+# give a row other bits in another company, which exact requests cannot have.
+X86_FLAGS = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 LIBRARY_PATTERNS = ("*.so", "*.so.*", "*.dylib", "*.dll")
 
 
@@ -87,9 +90,21 @@ def unpack(archive: Path, work: Path) -> Path:
 
 def build_library(source: Path, build: Path) -> Path:
     """Configure and build the target `llama`; ninja shows how far it is."""
-    run(tool("cmake"), "-S", str(source), "-B", str(build), "-G", "Ninja", "-Wno-dev", *CMAKE_OPTIONS, quiet=True)
+    flags = compiler_flags()
+    options = [*CMAKE_OPTIONS, f"-DCMAKE_C_FLAGS={flags}", f"-DCMAKE_CXX_FLAGS={flags}"]
+    run(tool("cmake"), "-S", str(source), "-B", str(build), "-G", "Ninja", "-Wno-dev", *options, quiet=True)
     run(tool("cmake"), "--build", str(build), "--target", "llama")
     return build
+
+
+def compiler_flags() -> str:
+    """Flags against AMX where the compiler knows them."""
+    if platform.machine().lower() not in ("x86_64", "amd64") or sys.platform == "win32":
+        return ""
+    compiler = os.environ.get("CXX") or next(c for c in ("c++", "g++", "clang++") if shutil.which(c))
+    probe = [compiler, *X86_FLAGS.split(), "-x", "c++", "-fsyntax-only", "-"]
+    known = subprocess.run(probe, input=b"", capture_output=True).returncode == 0
+    return X86_FLAGS if known else ""
 
 
 def lay_beside_bindings(build: Path) -> None:

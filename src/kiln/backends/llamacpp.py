@@ -87,6 +87,10 @@ class LlamaModel:
         if not path.is_file():
             raise ModelLoadError(f"no model file at {path}", hint="Give the path of a .gguf file.")
         params = native.llama_model_default_params()
+        if b"AMX_INT8 = 1" in native.llama_print_system_info():
+            # See scripts/install_llama.py; the library that it builds has no AMX, a stock one may.
+            log.warning("llama.cpp was built with AMX, which is not safe everywhere: using slower kernels")
+            params.use_extra_bufts = False
         _recent_errors.clear()
         self._pointer = native.llama_model_load_from_file(str(path).encode(), params)
         if not self._pointer:
