@@ -54,7 +54,7 @@ def validate(definition: str, instance: object) -> list[str]:
     Beyond the schema, the arithmetic that it states in words is checked: sums of usage, the ids of a
     provenance, delays of a timing.
     """
-    errors = [f"{_place(e.absolute_path)}: {e.message}" for e in _leaves(definition, instance)]
+    errors = [f"{_place(e.absolute_path)}: {e.message}" for e in schema_errors(definition, instance)]
     return errors or list(_arithmetic(instance, "$"))
 
 
@@ -210,7 +210,7 @@ def _data_events(raw_sse: bytes) -> Iterator[str]:
         yield lines[0].removeprefix("data: ")
 
 
-def _leaves(definition: str, instance: object) -> Iterator[Any]:
+def schema_errors(definition: str, instance: object) -> Iterator[Any]:
     """Errors at their deepest, so that a broken composition names the field."""
     for error in _validator(definition).iter_errors(instance):
         yield from _deepest(error)
