@@ -112,6 +112,11 @@ def struct_names() -> list[str]:
     ]
 
 
+def definitions_with_struct() -> frozenset[str]:
+    """Definitions that one struct stands for."""
+    return frozenset(_named().values()) | {"effective"}
+
+
 @cache
 def _named() -> dict[str, str]:
     """Struct name -> definition name."""

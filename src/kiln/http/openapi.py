@@ -1,0 +1,267 @@
+"""The OpenAPI 3.1 document of the HTTP surface, and the routes that publish it and the contracts.
+
+Schemas of the inference routes are the contracts' own definitions; those of errors, settings and the
+other bodies come from their structs and declarations. Nothing is described twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from kiln import contracts
+from kiln.core.errors import RouteNotFound
+from kiln.http.openapi_parts import Json, inference, ref, responses, schemas
+
+_PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'"
+
+
+async def contract_route(request: Request) -> Response:
+    """GET /contracts/{name}"""
+    name = request.path_params["name"]
+    try:
+        content = contracts.load(name)
+    except KeyError:
+        known = ", ".join(contracts.names())
+        raise RouteNotFound(f"no contract {name!r}", hint=f"The contracts are {known}.") from None
+    return Response(content, media_type="application/json")
+
+
+async def openapi_route(request: Request) -> Response:
+    """GET /openapi.json"""
+    return Response(_document_bytes(), media_type="application/json")
+
+
+async def docs_page(request: Request) -> Response:
+    """GET /docs: the document as a page, complete in itself."""
+    return HTMLResponse(page(), headers={"content-security-policy": _PAGE_POLICY})
+
+
+@cache
+def page() -> str:
+    """The page, with the document inside it."""
+    template = (files("kiln.http") / "openapi_page.html").read_text(encoding="utf-8")
+    # A closing tag inside a text of the document must not end the script element that holds it.
+    return template.replace("{{DOCUMENT}}", _document_bytes().decode("utf-8").replace("</", "<\\/"))
+
+
+@cache
+def _document_bytes() -> bytes:
+    return json.dumps(openapi_document(), ensure_ascii=False).encode("utf-8")
+
+
+def openapi_document() -> Json:
+    """The whole document, made anew at each call."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "kiln",
+            "version": _version(),
+            "summary": "Serves open reasoning models whose thinking can be budgeted.",
+            "description": "Requests may carry unknown fields, which are ignored; responses carry described"
+            " fields only. Every refusal has one error body, which names the field and a remedy.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "tags": [
+            {"name": "inference", "description": "The Kiln inference contract, version 1."},
+            {"name": "exchange", "description": "Acting on an exchange that is running."},
+            {"name": "server", "description": "What is served, how it is configured, how it is doing."},
+        ],
+        "paths": _paths(),
+        "components": {"schemas": schemas(), "responses": responses()},
+    }
+
+
+def _version() -> str:
+    try:
+        return version("kiln")
+    except PackageNotFoundError:
+        return "0"
+
+
+# Paths.
+
+_GENERATES = (400, 404, 413, 415, 429, 500, 503, 504)
+
+
+def _paths() -> Json:
+    return {
+        "/v1/chat/completions": {"post": _chat()},
+        "/v1/completions/batch": {
+            "post": _posts(
+                "createBatchCompletion",
+                "Complete several conversations",
+                "Prompts times n make at most 64 completions. One that fails ends with `error` and does not"
+                " touch the others.",
+                "BatchCompletionRequest",
+                {"200": _json("Every completion.", ref("BatchCompletionResponse"))},
+                _GENERATES,
+            )
+        },
+        "/v1/completions": {
+            "post": _posts(
+                "scorePrompt",
+                "Score the tokens of a prompt",
+                "Log-probabilities of the prompt's own tokens and of the likeliest others. Nothing is"
+                " generated.",
+                "TextCompletionRequest",
+                {"200": _json("The scores.", ref("TextCompletionResponse"))},
+                _GENERATES,
+            )
+        },
+        "/v1/models": {"get": _gets("listModels", "List the served models", "ModelList", "The models.")},
+        "/v1/config": {
+            "get": _gets(
+                "getConfig",
+                "Show every setting with its source",
+                "Configuration",
+                "The settings, and what they resolved to for the served model.",
+            )
+        },
+        "/health": {"get": _health()},
+        "/metrics": {"get": _metrics()},
+        "/contracts/{name}": {"get": _contract()},
+        "/openapi.json": {
+            "get": _gets("getOpenapi", "This document", "OpenapiDocument", "The document.", tag="server")
+        },
+        "/docs": {"get": _docs()},
+        "/lmkit/v1/chat/skip-thinking": {"post": _skip()},
+    }
+
+
+def _chat() -> Json:
+    responses = {
+        "200": {
+            "description": "The completion; with `stream: true`, its events.",
+            "content": {
+                "application/json": _media(ref("ChatCompletionResponse")),
+                "text/event-stream": {"schema": ref("ChatCompletionChunkStream")},
+            },
+        }
+    }
+    return _posts(
+        "createChatCompletion",
+        "Continue a conversation",
+        "Answers whole, or with `stream: true` as server-sent events. A request that fails before its first"
+        " token is answered with an HTTP error, a later failure with one error event.",
+        "ChatCompletionRequest",
+        responses,
+        _GENERATES,
+    )
+
+
+def _skip() -> Json:
+    return {
+        "operationId": "skipThinking",
+        "tags": ["exchange"],
+        "summary": "End the thinking of a running exchange",
+        "description": "The model closes its reasoning and answers. Without effect once the answer began."
+        " Errors have the native body.",
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {
+                    "schema": ref("SkipThinking"),
+                    "example": {"request_id": "chatcmpl-9a0c"},
+                }
+            },
+        },
+        "responses": {
+            "202": _json("The exchange is running.", ref("Accepted")),
+            **_native_problems((400, 404, 413, 415, 500)),
+        },
+    }
+
+
+def _health() -> Json:
+    operation = _gets("getHealth", "Whether the server answers", "Health", "It does.")
+    operation["responses"]["503"] = _json("It is shutting down, or its engine failed.", ref("Health"))
+    return operation
+
+
+def _metrics() -> Json:
+    return {
+        "operationId": "getMetrics",
+        "tags": ["server"],
+        "summary": "Metrics for Prometheus",
+        "responses": {
+            "200": {
+                "description": "The text exposition.",
+                "content": {"text/plain": {"schema": {"type": "string"}}},
+            }
+        },
+    }
+
+
+def _contract() -> Json:
+    operation = _gets("getContract", "One of the wire contracts", "ContractDocument", "The contract.")
+    schema = {"type": "string", "enum": list(contracts.names())}
+    operation["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": schema}]
+    operation["responses"] |= _problems((404,))
+    return operation
+
+
+def _docs() -> Json:
+    return {
+        "operationId": "getDocs",
+        "tags": ["server"],
+        "summary": "This document as a page",
+        "responses": {
+            "200": {"description": "The page.", "content": {"text/html": {"schema": {"type": "string"}}}}
+        },
+    }
+
+
+def _posts(
+    operation_id: str,
+    summary: str,
+    description: str,
+    body: str,
+    responses: Json,
+    statuses: Iterable[int],
+) -> Json:
+    return {
+        "operationId": operation_id,
+        "tags": ["inference"],
+        "summary": summary,
+        "description": description,
+        "requestBody": {"required": True, "content": {"application/json": _media(ref(body))}},
+        "responses": {**responses, **_problems(statuses)},
+    }
+
+
+def _gets(operation_id: str, summary: str, body: str, description: str, tag: str = "server") -> Json:
+    return {
+        "operationId": operation_id,
+        "tags": [tag],
+        "summary": summary,
+        "responses": {"200": _json(description, ref(body)), **_problems((500,))},
+    }
+
+
+def _json(description: str, schema: Json) -> Json:
+    return {"description": description, "content": {"application/json": _media(schema)}}
+
+
+def _media(schema: Json) -> Json:
+    """A media type with the contract's examples, where it has some."""
+    found = inference()["x-kiln-examples"].get(schema["$ref"].rsplit("/", 1)[1], [])
+    if not found:
+        return {"schema": schema}
+    examples = {f"example{i}": {"value": value} for i, value in enumerate(found, start=1)}
+    return {"schema": schema, "examples": examples}
+
+
+def _problems(statuses: Iterable[int]) -> Json:
+    return {str(status): {"$ref": f"#/components/responses/Error{status}"} for status in statuses}
+
+
+def _native_problems(statuses: Iterable[int]) -> Json:
+    return {str(status): {"$ref": f"#/components/responses/NativeError{status}"} for status in statuses}
