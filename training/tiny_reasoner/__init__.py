@@ -1,0 +1,1 @@
+"""Trains the bundled model from scratch. Not part of the wheel."""
