@@ -1,0 +1,1 @@
+"""A load generator for servers that speak the OpenAI-compatible streaming API."""
