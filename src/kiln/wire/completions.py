@@ -100,7 +100,7 @@ PromptLogprobMap = dict[Annotated[str, Meta(pattern="^[0-9]+$")], PromptLogprobE
 
 
 class TextCompletionChoice(Struct, kw_only=True, forbid_unknown_fields=True):
-    """`prompt_logprobs` has one entry a prompt token; the first is null."""
+    """`prompt_logprobs` is as long as the prompt; its first entry is null."""
 
     index: NonNegative
     text: str
