@@ -58,6 +58,11 @@ class KVLedger:
         self._spare.extend(cell for cell in held if self._references[cell] == 0)
         self._held[slot] = []
 
+    def write_off(self, count: int) -> None:
+        """Never use `count` free cells again: the native cache turned out to have fewer."""
+        del self._spare[:count]
+        self.cells -= count
+
     def would_free(self, slots: Sequence[int]) -> int:
         """Cells that would come free if all these slots were released together."""
         held = [cell for slot in slots for cell in self._held[slot]]
@@ -68,15 +73,14 @@ class KVLedger:
 
     def check(self) -> None:
         """AssertionError unless references, holdings and the free list agree."""
-        counted = np.zeros(self.cells, np.int32)
+        counted = np.zeros(len(self._references), np.int32)
         for held in self._held:
             assert len(set(held)) == len(held), "a slot holds a cell twice"
             counted[held] += 1
         assert (counted == self._references).all(), "reference counts disagree with the holdings"
-        spare = np.zeros(self.cells, bool)
-        spare[self._spare] = True
-        assert len(self._spare) == int(spare.sum()), "a cell is free twice"
-        assert (spare == (self._references == 0)).all(), "the free list disagrees with the references"
+        assert len(set(self._spare)) == len(self._spare), "a cell is free twice"
+        assert (counted[self._spare] == 0).all(), "a cell is free and held"
+        assert len(self._spare) + np.count_nonzero(counted) == self.cells, "a cell is lost"
 
 
 def common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:

@@ -112,7 +112,6 @@ class BatchingEngine:
         self._on_stopped = on_stopped
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._generations: dict[int, BatchGeneration] = {}
-        self._waiting: set[int] = set()
         self._keys = count()
         self._stats = EngineStats(0, 0, 0, 0, 0)
         self._thread: threading.Thread | None = None
@@ -165,13 +164,18 @@ class BatchingEngine:
             finally:
                 runner.close()
 
-        self._thread = threading.Thread(target=run, name="kiln-engine", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=run, name="kiln-engine", daemon=True)
+        thread.start()
         await started
+        self._thread = thread
 
     def ensure_room(self, count: int) -> None:
-        if len(self._waiting) + count > self._max_queue:
-            raise QueueFull(f"the queue holds {len(self._waiting)} of at most {self._max_queue} requests")
+        # Requests that find a free place need not wait, so they do not count against the queue.
+        if len(self._generations) + count > self._parallel + self._max_queue:
+            raise QueueFull(
+                f"{len(self._generations)} requests are running or waiting;"
+                f" {self._parallel} may run and {self._max_queue} wait"
+            )
 
     def submit(self, request: GenerationRequest) -> BatchGeneration:
         if self._failed is not None or self._thread is None:
@@ -180,7 +184,6 @@ class BatchingEngine:
         key = next(self._keys)
         generation = BatchGeneration(self, key)
         self._generations[key] = generation
-        self._waiting.add(key)
         submitted = time.monotonic()
         self.command(lambda worker: worker.add(key, request, submitted))
         return generation
@@ -194,19 +197,16 @@ class BatchingEngine:
 
     async def stop(self) -> None:
         """End the thread; running sequences end as CANCELLED. Native memory is free when this returns."""
-        if self._thread is None:
-            return
-        self._commands.put(None)
-        await asyncio.to_thread(self._thread.join)
-        self._thread = None
-        self._on_stopped()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._commands.put(None)
+            await asyncio.to_thread(thread.join)
+            self._on_stopped()
 
-    def _deliver(self, outbox: dict[int, Delivery], admitted: SequenceOf[int], stats: EngineStats) -> None:
+    def _deliver(self, outbox: dict[int, Delivery], stats: EngineStats) -> None:
         self._stats = stats
-        self._waiting.difference_update(admitted)
         for key, delivery in outbox.items():
             if delivery.end is not None:
-                self._waiting.discard(key)
                 generation = self._generations.pop(key, None)
             else:
                 generation = self._generations.get(key)
@@ -220,10 +220,9 @@ class BatchingEngine:
             end = GenerationEnd(FinishReason.ERROR, None, Timings(now, ended=now), self._failed)
             generation.deliver(Delivery(end=end))
         self._generations.clear()
-        self._waiting.clear()
 
 
-Publish = Callable[[dict[int, Delivery], SequenceOf[int], EngineStats], None]
+Publish = Callable[[dict[int, Delivery], EngineStats], None]
 
 
 class _Worker:
@@ -236,7 +235,7 @@ class _Worker:
         self._scheduler = Scheduler(limits)
         self._sequences: dict[int, Sequence] = {}
         self._outbox: dict[int, Delivery] = {}
-        self._admitted: list[int] = []
+        self._refused = False
         self._steps = self._computed = self._cached = self._preemptions = 0
 
     def run(self, commands: queue.SimpleQueue[Command | None]) -> None:
@@ -284,10 +283,11 @@ class _Worker:
     def _step(self) -> None:
         step = self._scheduler.schedule()
         self._begin(step)
+        if step.stuck is not None:
+            self._end_too_large(step.stuck)
         for planned in (*step.decode, *step.prefill):
-            # An earlier call of the step may have made room by preempting a later one's sequence.
-            if all(sequence.slot is not None for sequence in planned.rows):
-                self._call(planned)
+            if not self._call(planned):
+                break  # a later call of the step may build on this one
         self._steps += 1
 
     def _begin(self, step: Step) -> None:
@@ -297,15 +297,20 @@ class _Worker:
             self._runner.copy(copy.source, copy.target, copy.length)
         self._preemptions += len(step.preempted)
         for admission in step.admitted:
-            self._admitted.append(admission.sequence.key)
             self._cached += admission.shared
 
-    def _call(self, planned: PlannedCall) -> None:
+    def _call(self, planned: PlannedCall) -> bool:
+        """Run a call and pick from its logits. False if the cache refused it and nothing was computed."""
         try:
             logits = self._runner.execute(planned.call)
         except KVExhausted:
-            self._make_room()
-            return
+            log.warning("the KV cache refused %d rows that the books had room for", planned.call.rows)
+            self._drop(self._scheduler.forget_all())
+            if self._refused:
+                self._scheduler.learn_exhausted(planned.call)
+            self._refused = True
+            return False
+        self._refused = False
         now = time.monotonic()
         self._scheduler.apply(planned)
         row = 0
@@ -318,6 +323,7 @@ class _Worker:
                 self._score(sequence, chunk, rows, sequence.request.scores)
             elif chunk.outputs:
                 self._pick(sequence, rows[0], now)
+        return True
 
     def _pick(self, sequence: Sequence, logits: NDArray[np.float32], now: float) -> None:
         pick = _choose(sequence, logits, now)
@@ -330,27 +336,20 @@ class _Worker:
         scores = self._post(sequence).scores
         for offset, logits in enumerate(rows):
             following = chunk.start + offset + 1
-            if following < len(sequence.tokens):
+            # After a preemption the prompt is computed again, but each position is reported once.
+            if sequence.scored < following < len(sequence.tokens):
+                sequence.scored = following
                 scores.append(score_position(logits, sequence.tokens[following], spec.top_k))
         if sequence.computed == len(sequence.tokens):
             self._end(sequence, FinishReason.LENGTH)
-
-    def _make_room(self) -> None:
-        """The native cache is fuller than the books say: give up prefixes, then the youngest sequence."""
-        retained = self._scheduler.forget_all()
-        running = self._scheduler.running
-        if retained:
-            self._drop(retained)
-        elif len(running) > 1:
-            self._runner.drop(self._scheduler.preempt(running[-1]))
-            self._preemptions += 1
-        else:
-            self._end(running[0], FinishReason.ERROR, EngineFailed("the KV cache cannot hold the request"))
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: KilnError | None = None) -> None:
         self._drop(self._scheduler.finish(sequence))
         del self._sequences[sequence.key]
         self._post(sequence).end = sequence.end(reason, time.monotonic(), error)
+
+    def _end_too_large(self, sequence: Sequence) -> None:
+        self._end(sequence, FinishReason.ERROR, EngineFailed("the KV cache cannot hold the request"))
 
     def _end_all(self, reason: FinishReason, error: KilnError | None = None) -> None:
         for sequence in list(self._sequences.values()):
@@ -376,8 +375,8 @@ class _Worker:
             prompt_tokens_cached=self._cached,
             preemptions=self._preemptions,
         )
-        self._publish(self._outbox, self._admitted, stats)
-        self._outbox, self._admitted = {}, []
+        self._publish(self._outbox, stats)
+        self._outbox = {}
 
 
 def _choose(sequence: Sequence, logits: NDArray[np.float32], now: float) -> Pick:

@@ -124,6 +124,8 @@ _PHILOX_W0, _PHILOX_W1 = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 _BLOCK = 256
 # Most nuclei lie within e^-8 of the best token; the search widens where they do not.
 _FIRST_REACH = 8.0
+# Beyond this a weight is nothing in double precision; masked tokens are at infinity.
+_FARTHEST_REACH = 1000.0
 
 
 def _draw_untruncated(logits: NDArray[np.float32], temperature: float, draw: float) -> tuple[int, float]:
@@ -163,7 +165,7 @@ def _total_weight(logits: NDArray[np.float32], temperature: float) -> float:
 def _at_least(logits: NDArray[np.float32], temperature: float, reach: float) -> NDArray[np.int64]:
     """Ids whose weight may be at least e^-reach of the best one's; a little too many, never too few."""
     bound = float(logits.max()) - temperature * reach
-    return np.flatnonzero(logits >= np.float32(bound - 1e-3 - 1e-6 * abs(bound)))
+    return np.flatnonzero(logits >= np.float32(max(bound - 1e-3 - 1e-6 * abs(bound), -3e38)))
 
 
 def _nucleus(logits: NDArray[np.float32], temperature: float, top_p: float) -> NDArray[np.int64]:
@@ -174,7 +176,7 @@ def _nucleus(logits: NDArray[np.float32], temperature: float, top_p: float) -> N
         ids = _at_least(logits, temperature, reach)
         mass = float(np.exp(_scaled(logits[ids], temperature)).sum())
         # The slack covers the single precision of the total.
-        if len(ids) == len(logits) or mass > top_p * total * (1 + 1e-5):
+        if reach > _FARTHEST_REACH or mass > top_p * total * (1 + 1e-5):
             return ids
         reach *= 2
 

@@ -52,13 +52,17 @@ class PlannedCall:
 
 @dataclass(slots=True)
 class Step:
-    """One turn of the loop. Calls run in order: decode, then prefill."""
+    """One turn of the loop. Calls run in order: decode, then prefill.
+
+    `stuck` is a sequence that has the whole cache to itself and still does not fit.
+    """
 
     decode: list[PlannedCall] = field(default_factory=list)
     prefill: list[PlannedCall] = field(default_factory=list)
     admitted: list[Admission] = field(default_factory=list)
     evicted: list[int] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
+    stuck: Sequence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +134,13 @@ class Scheduler:
         gone = set(map(id, step.preempted))
         keep = [s for s in self.running if id(s) not in gone]
         decoding = [s for s in decoding if id(s) not in gone]
+        room = _Room(self, step.evicted, [s.slot for s in step.preempted if s.slot is not None])
+        if room.take_up_to(len(decoding)) < len(decoding):
+            decoding = []  # the last one has the whole cache and fills it
         step.decode = [
             self._call([(s, 1) for s in decoding[at : at + EXACT_ROWS]])
             for at in range(0, len(decoding), EXACT_ROWS)
         ]
-        room = _Room(self, step.evicted, [s.slot for s in step.preempted if s.slot is not None])
-        room.take(len(decoding))
         budget = self._limits.stall_tokens if decoding else self._limits.step_tokens
         budget = min(budget, self._limits.max_rows)
         chunks: list[tuple[Sequence, int]] = []
@@ -150,9 +155,12 @@ class Scheduler:
             self._admit(step, room, budget, chunks)
         step.evicted = room.evicted
         step.prefill = self._prefill_calls(chunks, {id(a.sequence): a for a in step.admitted})
-        if not step.decode and not step.prefill and len(keep) > 1:
-            # Half-computed prompts hold every cell: the youngest makes room for the others.
-            step.preempted.append(keep[-1])
+        if not step.decode and not step.prefill and keep:
+            if len(keep) > 1:
+                # Half-computed prompts hold every cell: the youngest makes room for the others.
+                step.preempted.append(keep[-1])
+            else:
+                step.stuck = keep[0]
         return step
 
     def _room_for_decode(self, decoding: list[Sequence]) -> tuple[list[int], list[Sequence]]:
@@ -191,7 +199,10 @@ class Scheduler:
             if coming - shared >= WORTH_SHARING:
                 continue  # the prefix is being computed: it is cheaper to wait for it
             if not room.reserve(len(sequence.tokens) + 1 - shared, source=source):
-                return
+                # The source itself may hold the cells that are missing: then the prefix is not worth it.
+                source, shared = None, 0
+                if not room.reserve(len(sequence.tokens) + 1, source=None):
+                    return
             slot = free_slots.pop() if free_slots else room.evict_slot()
             if slot is None:
                 return
@@ -387,6 +398,10 @@ class Scheduler:
         self._queue_of(sequence).appendleft(sequence)
         return slot
 
+    def learn_exhausted(self, call: ModelCall) -> None:
+        """The native cache keeps refusing a call that the books have room for: believe it from now on."""
+        self.ledger.write_off(max(0, self.ledger.free - call.rows + 1))
+
     def forget_all(self) -> list[int]:
         """Drop every retained prefix. Returns the slots whose KV must be dropped."""
         slots = [entry.slot for entry in self.prefixes.retained()]
@@ -415,9 +430,6 @@ class _Room:
         self._used = 0
         self._free = self._count_free()
 
-    def take(self, cells: int) -> None:
-        self._used += cells
-
     def claim(self, cells: int) -> None:
         """Set cells aside for prompts that are admitted but not computed."""
         self._used += max(0, cells)
@@ -435,11 +447,11 @@ class _Room:
 
         `source`, whose prefix is about to be copied, is safe from eviction for the rest of the step.
         """
-        if source is not None:
-            self._sources.add(source)
-        candidates = self._evictable()
+        candidates = [slot for slot in self._evictable() if slot != source]
         if self._free - self._used < cells and not self._can_have(cells, candidates):
             return False
+        if source is not None:
+            self._sources.add(source)
         while self._free - self._used < cells:
             self._evict(candidates.pop(0))
         self._used += cells

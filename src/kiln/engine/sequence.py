@@ -32,6 +32,7 @@ class Sequence:
         "prompt_length",
         "request",
         "sampler",
+        "scored",
         "slot",
         "submitted",
         "tokens",
@@ -47,6 +48,7 @@ class Sequence:
         self.prompt_length = len(self.tokens)
         self.computed = 0
         self.cached_tokens = 0
+        self.scored = 0
         self.slot: int | None = None
         self.submitted = submitted
         self.admitted: float | None = None

@@ -106,11 +106,10 @@ class ThinkingGate:
             return self._force()
 
         after = self._close.advance(self._progress, sampled)
-        written = self._tag_began(sampled)
-        if after == len(self._close.ids) or written is not None:
+        tag_tokens = after if after == len(self._close.ids) else self._tag_began(sampled)
+        if tag_tokens is not None and self._within_limit(self._generated + 1 - tag_tokens):
             self._closed = True
             self._ended = now
-            tag_tokens = after if after == len(self._close.ids) else written or 0
             self._thinking_tokens = self._generated + 1 - tag_tokens
             return sampled, Source.SAMPLED
 
@@ -131,7 +130,8 @@ class ThinkingGate:
     def outcome(self) -> Outcome:
         """What happened so far; final once the sequence has ended."""
         closed_or_forced = self._closed or self._forcing
-        thinking = self._thinking_tokens if closed_or_forced else self._generated
+        # Tokens of a close that has begun and was not finished are not thinking.
+        thinking = self._thinking_tokens if closed_or_forced else self._generated - self._progress
         end = self._ended if self._ended is not None else self._now
         elapsed = 0.0 if self._started is None else end - self._started
         return Outcome(
@@ -144,7 +144,7 @@ class ThinkingGate:
 
     def _due(self, sampled: int, after: int, now: float) -> Trigger | None:
         limits = self._limits
-        if limits.max_tokens is not None and self._generated + 1 - after > limits.max_tokens:
+        if not self._within_limit(self._generated + 1 - after):
             return Trigger.TOKENS
         if sampled == self._close.ids[self._progress]:
             return None  # a natural close that has begun wins on the boundary
@@ -155,6 +155,9 @@ class ThinkingGate:
         if reserve is not None and self._generated + len(self._close.ids) >= reserve:
             return Trigger.MAX_TOKENS
         return None
+
+    def _within_limit(self, thinking_tokens: int) -> bool:
+        return self._limits.max_tokens is None or thinking_tokens <= self._limits.max_tokens
 
     def _force(self) -> tuple[int, Source]:
         token = self._close.ids[self._progress]
