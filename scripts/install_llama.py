@@ -50,7 +50,6 @@ def main() -> None:
         say("installing the bindings")
         pip("install", "--no-deps", str(source), environment={"CMAKE_ARGS": "-DLLAMA_BUILD=OFF"})
         lay_beside_bindings(build)
-    subprocess.run([sys.executable, "-c", "import llama_cpp; llama_cpp.llama_backend_init()"], check=True)
     say(f"done in {time.monotonic() - started:.0f} s")
 
 
@@ -98,13 +97,14 @@ def build_library(source: Path, build: Path) -> Path:
 
 
 def compiler_flags() -> str:
-    """Flags against AMX where the compiler knows them."""
+    """No warnings, and no AMX where the compiler knows it."""
     if platform.machine().lower() not in ("x86_64", "amd64") or sys.platform == "win32":
-        return ""
+        return "-w"
     compiler = os.environ.get("CXX") or next(c for c in ("c++", "g++", "clang++") if shutil.which(c))
     probe = [compiler, *X86_FLAGS.split(), "-x", "c++", "-fsyntax-only", "-"]
     known = subprocess.run(probe, input=b"", capture_output=True).returncode == 0
-    return X86_FLAGS if known else ""
+    # Warnings of code that is not ours would hide how far the build is.
+    return f"{X86_FLAGS} -w" if known else "-w"
 
 
 def lay_beside_bindings(build: Path) -> None:
@@ -141,4 +141,5 @@ if __name__ == "__main__":
     try:
         main()
     except subprocess.CalledProcessError as error:
-        sys.exit(f"setting up llama.cpp failed: {' '.join(map(str, error.cmd))} exited with {error.returncode}")
+        command = " ".join(map(str, error.cmd))
+        sys.exit(f"setting up llama.cpp failed: {command} exited with {error.returncode}")
