@@ -1,0 +1,450 @@
+"""The scheduler driven by random workloads, against a KV cache that notices everything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from kiln.core.sampling import SamplingParams
+from kiln.core.tokens import FinishReason, Source
+from kiln.engine.ports import GenerationRequest
+from kiln.engine.scheduler import Limits, Pick, PlannedCall, Scheduler
+from kiln.engine.sequence import Sequence
+
+GREEDY = SamplingParams(temperature=0.0)
+# Prompts begin like one of these, so that prefixes are shared.
+DOCUMENTS = [[1] * 60, [1] * 18 + [2] * 42, [3, 4] * 30]
+
+
+def next_token(context: SequenceOf[int]) -> int:
+    """What the pretended model says: a lost, doubled or misplaced token changes all that follows."""
+    state = len(context)
+    for token in context:
+        state = (state * 31 + token + 1) % 1_000_003
+    return state % 97
+
+
+def expected_tokens(prompt: SequenceOf[int], max_tokens: int) -> list[int]:
+    out = list(prompt)
+    for _ in range(max_tokens):
+        out.append(next_token(out))
+    return out
+
+
+def limits(
+    *,
+    running: int = 2,
+    slots: int | None = None,
+    kv_cells: int = 64,
+    step_tokens: int = 16,
+    stall_tokens: int | None = None,
+    max_rows: int = 64,
+    can_share: bool = True,
+) -> Limits:
+    return Limits(
+        running=running,
+        slots=running + 1 if slots is None else slots,
+        kv_cells=kv_cells,
+        step_tokens=step_tokens,
+        stall_tokens=step_tokens if stall_tokens is None else stall_tokens,
+        max_rows=max_rows,
+        can_share=can_share,
+    )
+
+
+class World:
+    """A scheduler, a cache of its own accounting, and everything that must hold at every step.
+
+    A slot of the cache is a list of (cell, token, scope, computed exactly); copies share cells.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.scheduler = Scheduler(limits)
+        self.limits = limits
+        self.kv: dict[int, list[tuple[int, int, object, bool]]] = {}
+        self.cells = count()
+        self.submitted: list[Sequence] = []
+        self.admitted: list[Sequence] = []
+        self.finished: list[Sequence] = []
+        self.removed: list[Sequence] = []
+
+    def add(
+        self,
+        prompt: SequenceOf[int],
+        max_tokens: int,
+        *,
+        exact: bool = False,
+        priority: bool = False,
+        scope: str | None = None,
+    ) -> Sequence:
+        key = len(self.submitted)
+        request = GenerationRequest(
+            tuple(prompt), max_tokens, GREEDY, seed=key, exact=exact, priority=priority, scope=scope
+        )
+        sequence = Sequence(key, request, None, 0.0)
+        self.submitted.append(sequence)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        self.drop(self.scheduler.finish(sequence))
+        self.removed.append(sequence)
+
+    def preempt_youngest(self) -> None:
+        """What the loop does when the runner says that its cache is full."""
+        if len(self.scheduler.running) > 1:
+            self.drop([self.scheduler.preempt(self.scheduler.running[-1])])
+
+    def drop(self, slots: SequenceOf[int]) -> None:
+        for slot in slots:
+            self.kv.pop(slot, None)
+
+    @property
+    def live(self) -> list[Sequence]:
+        ended = {s.key for s in (*self.finished, *self.removed)}
+        return [s for s in self.submitted if s.key not in ended]
+
+    def step(self) -> None:
+        before = self.snapshot()
+        step = self.scheduler.schedule()
+        assert self.snapshot() == before, "schedule must not write"
+        dropped, copies = self.scheduler.begin(step, 0.0)
+        self.drop(dropped)
+        for copy in copies:
+            assert not self.kv.get(copy.target), "a copy into a slot in use"
+            self.kv[copy.target] = self.kv[copy.source][: copy.length]
+            assert len(self.kv[copy.target]) == copy.length
+        self.admitted += [a.sequence for a in step.admitted if a.sequence not in self.admitted]
+        decoding = {s.key for planned in step.decode for s in planned.rows}
+        for planned in step.decode:
+            assert all(len(chunk.tokens) == 1 and chunk.logits == "last" for chunk in planned.call.chunks)
+            assert all(sequence.is_decoding for sequence in planned.rows)
+            assert planned.call.rows <= 63
+            self.compute(planned)
+        budget = self.limits.stall_tokens if decoding else self.limits.step_tokens
+        assert sum(planned.call.rows for planned in step.prefill) <= min(budget, self.limits.max_rows)
+        for planned in step.prefill:
+            assert not decoding & {s.key for s in planned.rows}
+            assert len({s.exact for s in planned.rows}) == 1
+            assert planned.call.exact is planned.rows[0].exact
+            assert not planned.call.exact or planned.call.rows <= 63
+            self.compute(planned)
+
+    def compute(self, planned: PlannedCall) -> None:
+        call, rows = planned.call, planned.rows
+        assert call.rows <= self.limits.max_rows
+        slots = [chunk.sequence for chunk in call.chunks]
+        assert len(set(slots)) == len(slots)
+        for chunk, sequence in zip(call.chunks, rows, strict=True):
+            assert chunk.sequence == sequence.slot
+            held = self.kv.setdefault(chunk.sequence, [])
+            assert chunk.start == len(held)
+            assert len(chunk.tokens) > 0
+            held.extend((next(self.cells), t, sequence.scope, call.exact) for t in chunk.tokens)
+            assert [token for _, token, _, _ in held] == sequence.tokens[: len(held)]
+            assert (chunk.logits == "last") is (len(held) == len(sequence.tokens))
+            assert all(scope == sequence.scope for _, _, scope, _ in held)
+            if sequence.exact:
+                assert all(exact for _, _, _, exact in held), "an exact request over inexact KV"
+        assert self.cells_held() <= self.limits.kv_cells
+        self.scheduler.apply(planned)
+        for chunk, sequence in zip(call.chunks, rows, strict=True):
+            if chunk.logits == "last":
+                token = next_token([token for _, token, _, _ in self.kv[chunk.sequence]])
+                if self.scheduler.accept(sequence, Pick(token, Source.SAMPLED, 0.0), 0.0) is not None:
+                    self.drop(self.scheduler.finish(sequence))
+                    self.finished.append(sequence)
+
+    def cells_held(self) -> int:
+        return len({cell for held in self.kv.values() for cell, _, _, _ in held})
+
+    def snapshot(self) -> object:
+        scheduler = self.scheduler
+        return (
+            [(s.key, s.slot, s.computed, len(s.tokens)) for s in self.submitted],
+            [s.key for s in scheduler.running],
+            scheduler.ledger.free,
+            scheduler.waiting,
+            [entry.slot for entry in scheduler.prefixes.retained()],
+        )
+
+    def check(self) -> None:
+        scheduler = self.scheduler
+        scheduler.ledger.check()
+        running = list(scheduler.running)
+        held = [s.slot for s in running]
+        assert None not in held and len(set(held)) == len(held) <= self.limits.running
+        assert {s.key for s in running} <= {s.key for s in self.live}
+        idle = [s for s in self.live if s not in running]
+        assert len(idle) == scheduler.waiting
+        assert all(s.slot is None and s.computed == 0 for s in idle)
+        assert scheduler.ledger.free == self.limits.kv_cells - self.cells_held()
+        for s in self.finished:
+            assert s.tokens == expected_tokens(s.request.prompt_ids, s.request.max_tokens)
+
+    def finish(self) -> None:
+        """Run until nothing is left, within as many steps as every request recomputed for every other."""
+        rows = sum(len(s.request.prompt_ids) + s.request.max_tokens for s in self.live)
+        for _ in range((rows + 1) * (len(self.live) + 1)):
+            if self.scheduler.is_idle:
+                break
+            self.step()
+            self.check()
+        assert self.scheduler.is_idle, "requests starve"
+        assert not self.live
+        self.drop(self.scheduler.forget_all())
+        assert not self.kv
+        self.check()
+
+
+@st.composite
+def all_limits(draw: st.DrawFn) -> Limits:
+    running = draw(st.integers(1, 4))
+    step_tokens = draw(st.integers(1, 32))
+    return Limits(
+        running=running,
+        slots=running + draw(st.integers(1, 3)),
+        kv_cells=draw(st.integers(8, 80) | st.integers(80, 200)),
+        step_tokens=step_tokens,
+        stall_tokens=draw(st.integers(1, step_tokens)),
+        max_rows=draw(st.integers(max(running, 2), 40)),
+        can_share=draw(st.booleans()),
+    )
+
+
+@st.composite
+def requests(draw: st.DrawFn, kv_cells: int) -> tuple[list[int], int]:
+    """A prompt and a completion that fit the cache together, as the port promises."""
+    length = draw(st.integers(1, min(kv_cells - 1, 50)))
+    prompt = draw(st.sampled_from(DOCUMENTS))[:length]
+    prompt[-1:] = [draw(st.integers(1, 6))]
+    return prompt, draw(st.integers(1, min(kv_cells - length, 20)))
+
+
+def add_any(world: World, data: st.DataObject) -> None:
+    prompt, max_tokens = data.draw(requests(world.limits.kv_cells))
+    world.add(
+        prompt,
+        max_tokens,
+        exact=data.draw(st.booleans()),
+        priority=data.draw(st.booleans()),
+        scope=data.draw(st.sampled_from([None, None, "adapter"])),
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(all_limits(), st.data())
+def test_every_request_finishes_with_the_tokens_it_has_alone(limits: Limits, data: st.DataObject) -> None:
+    world = World(limits)
+    for _ in range(data.draw(st.integers(1, 7))):
+        add_any(world, data)
+    world.finish()
+    assert len(world.finished) == len(world.submitted)
+
+
+@settings(max_examples=30, deadline=None)
+@given(all_limits(), st.data())
+def test_requests_one_after_another(limits: Limits, data: st.DataObject) -> None:
+    world = World(limits)
+    for _ in range(data.draw(st.integers(1, 5))):
+        add_any(world, data)
+        for _ in range(10_000):
+            if world.scheduler.is_idle:
+                break
+            world.step()
+            world.check()
+        assert world.scheduler.is_idle, "a request starves although it is alone"
+
+
+@settings(max_examples=30, deadline=None)
+@given(all_limits(), st.data())
+def test_first_come_first_admitted(limits: Limits, data: st.DataObject) -> None:
+    # Prompts that share nothing and are of one class: nobody has a reason to overtake.
+    world = World(limits)
+    for key in range(data.draw(st.integers(1, 7))):
+        prompt, max_tokens = data.draw(requests(limits.kv_cells))
+        world.add([100 + key] * len(prompt), max_tokens)
+    world.finish()
+    assert [s.key for s in world.admitted] == list(range(len(world.submitted)))
+
+
+class Traffic(RuleBasedStateMachine):
+    """Requests that come, run and are cancelled in any order."""
+
+    @initialize(limits=all_limits())
+    def begin(self, limits: Limits) -> None:
+        self.world = World(limits)
+
+    @rule(data=st.data())
+    def add(self, data: st.DataObject) -> None:
+        add_any(self.world, data)
+
+    @rule(steps=st.integers(1, 5))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.world.step()
+
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        if self.world.live:
+            self.world.remove(data.draw(st.sampled_from(self.world.live)))
+
+    @rule()
+    def preempt(self) -> None:
+        self.world.preempt_youngest()
+
+    @rule()
+    def forget_all(self) -> None:
+        self.world.drop(self.world.scheduler.forget_all())
+
+    @invariant()
+    def holds(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.finish()
+
+
+TestTraffic = Traffic.TestCase
+TestTraffic.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+
+
+# Single rules, by example.
+
+
+def test_prefill_is_chunked_and_decode_has_calls_of_its_own() -> None:
+    world = World(limits(step_tokens=8, stall_tokens=4))
+    first = world.add([1, 2], 8)
+    world.step()
+    assert first.generated == 1
+    second = world.add([5] * 6, 4)
+    step = world.scheduler.schedule()
+    assert [planned.rows for planned in step.decode] == [(first,)]
+    assert [planned.rows for planned in step.prefill] == [(second,)]
+    (chunk,) = step.prefill[0].call.chunks
+    assert (list(chunk.tokens), chunk.logits) == ([5] * 4, "none")
+    world.step()
+    world.step()
+    assert second.generated == 1 and first.generated == 3
+
+
+def test_max_rows_bounds_the_prefill_too() -> None:
+    world = World(limits(step_tokens=100, max_rows=3))
+    world.add([1] * 7, 1)
+    (planned,) = world.scheduler.schedule().prefill
+    assert planned.call.rows == 3
+
+
+def test_the_head_of_the_queue_is_not_overtaken() -> None:
+    world = World(limits(running=4, kv_cells=16))
+    world.add([1] * 8, 4)
+    world.add([2] * 12, 2)
+    world.add([3], 2)
+    world.step()
+    assert [s.key for s in world.admitted] == [0]
+    world.finish()
+    assert [s.key for s in world.admitted] == [0, 1, 2]
+
+
+def test_the_youngest_gives_way_and_loses_nothing() -> None:
+    world = World(limits(kv_cells=12))
+    old, young = world.add([1] * 4, 8), world.add([2] * 4, 8)
+    preempted = False
+    while world.live:
+        world.step()
+        world.check()
+        preempted = preempted or (old in world.live and young.generated > 0 and young.slot is None)
+    assert preempted
+    assert world.finished == [old, young]
+
+
+def test_preempted_sequences_go_first_and_in_their_order() -> None:
+    world = World(limits(running=3))
+    for token in (10, 20, 30):
+        world.add([token] * 3, 3)
+    world.step()
+    world.add([40], 1)
+    world.preempt_youngest()
+    world.preempt_youngest()
+    assert [s.key for s in world.scheduler.running] == [0]
+    world.step()
+    assert [s.key for s in world.scheduler.running][:3] == [0, 1, 2]
+
+
+def test_a_prefix_is_computed_once() -> None:
+    world = World(limits(kv_cells=128, step_tokens=64))
+    world.add([7] * 30, 2)
+    while world.live:
+        world.step()
+    again = world.add([7] * 30 + [8], 2)
+    step = world.scheduler.schedule()
+    assert [planned.call.rows for planned in step.prefill] == [1]
+    world.step()
+    assert again.cached_tokens == 30
+
+
+def test_a_prefix_of_another_scope_or_computed_otherwise_is_not_reused() -> None:
+    world = World(limits(kv_cells=256, step_tokens=64))
+    world.add([7] * 30, 1)
+    while world.live:
+        world.step()
+    for options in ({"scope": "adapter"}, {"exact": True}):
+        other = world.add([7] * 30, 1, **options)
+        world.step()
+        assert other.cached_tokens == 0
+        assert not world.live
+
+
+def test_a_prefix_that_stands_in_the_way_is_given_up() -> None:
+    # The retained prefix fills the cache; the next prompt shares its head, so it is safe from eviction.
+    world = World(limits(running=1, slots=2, kv_cells=45))
+    for prompt, max_tokens in (([1] * 39, 6), ([1] * 16 + [2], 1)):
+        world.add(prompt, max_tokens)
+        for _ in range(200):
+            world.step()
+        assert world.scheduler.is_idle
+
+
+def test_priority_overtakes_but_does_not_starve() -> None:
+    world = World(limits(running=1, kv_cells=16))
+    for key in range(12):
+        world.add([100 + key], 1, priority=key >= 2)
+    world.finish()
+    order = [s.key for s in world.admitted]
+    assert order[0] == 2
+    assert order.index(0) <= 4 and order.index(1) <= 9
+    assert [key for key in order if key >= 2] == list(range(2, 12))
+
+
+@pytest.mark.parametrize(
+    ("token", "source", "max_tokens", "reason"),
+    [
+        (3, Source.SAMPLED, 9, FinishReason.STOP),
+        (3, Source.SAMPLED, 1, FinishReason.STOP),
+        # A close token that the gate forces is no end of sequence, even where its id is one.
+        (3, Source.FORCED, 9, None),
+        (3, Source.FORCED, 1, FinishReason.LENGTH),
+        (4, Source.SAMPLED, 9, None),
+        (4, Source.SAMPLED, 1, FinishReason.LENGTH),
+    ],
+)
+def test_why_a_sequence_ends(
+    token: int, source: Source, max_tokens: int, reason: FinishReason | None
+) -> None:
+    scheduler = Scheduler(limits())
+    request = GenerationRequest((1, 2), max_tokens, GREEDY, seed=0, eos_ids=frozenset({3}))
+    sequence = Sequence(0, request, None, 0.0)
+    scheduler.add(sequence)
+    step = scheduler.schedule()
+    scheduler.begin(step, 5.0)
+    scheduler.apply(step.prefill[0])
+    assert scheduler.accept(sequence, Pick(token, source, None), 6.0) is reason
+    assert sequence.tokens == [1, 2, token]
+    assert (sequence.admitted, sequence.first_token) == (5.0, 6.0)
