@@ -160,7 +160,7 @@ def shown(what: Any) -> str:
 
 def test_the_table_says_what_the_figures_are_worth() -> None:
     joined = trace_of([1.0, 1.0, 1.0], finish_reason="stop")
-    busy = ClientCost(1.9, 2.0, 9, late_dispatch_ms=80)
+    busy = ClientCost(1.9, 2.0, 9, late_dispatch_ms=80, late_timer_ms_p99=30)
     text = shown(show_report(report_of([joined, failed("http_503")], client=busy)))
     for words in (
         "1 of 2 succeeded",
@@ -170,6 +170,8 @@ def test_the_table_says_what_the_figures_are_worth() -> None:
         "100% of the gaps are 0",
         "client was the bottleneck",
         "80 ms late",
+        "timers 30.00 ms late",
+        "kept the client waiting",
         "server, 1 stream",
     ):
         assert words in text

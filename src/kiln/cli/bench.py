@@ -75,9 +75,12 @@ def bench(
         Path | None,
         typer.Option("--dataset", metavar="FILE", help="Prompts from a JSON Lines file, in its order."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of prompts, lengths and arrivals.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="Seed of prompts, lengths and arrivals.")
+    ] = 0,
     endpoint: Annotated[
-        Literal["chat", "completions"], typer.Option("--endpoint", help="The route to load.")
+        Literal["chat", "completions"],
+        typer.Option("--endpoint", metavar="chat|completions", help="The route to load."),
     ] = "chat",
     model: Annotated[
         str | None,

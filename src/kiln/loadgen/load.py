@@ -12,12 +12,14 @@ from kiln.loadgen.client.connection import Client
 from kiln.loadgen.client.target import ROUTES, Target
 from kiln.loadgen.client.trace import Trace
 from kiln.loadgen.distributions import poisson_arrivals
+from kiln.loadgen.quantiles import summarize
 from kiln.loadgen.report import ClientCost, Limits, Report, build_report
 
 T = TypeVar("T")
 
 # A load whose first requests all fail is given up; the least number of them.
 GIVE_UP_AFTER = 8
+TIMER_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +110,19 @@ async def generate_load(
         work = _closed(gate, one, load.concurrency)
     else:
         work = _open(gate, one, load, late_s)
-    await _unless_stopped(work, stop)
+    late_timer_s: list[float] = []
+    timer = asyncio.ensure_future(_time_the_loop(late_timer_s))
+    try:
+        await unless_stopped(work, stop)
+    finally:
+        timer.cancel()
+    late_timer = summarize(late_timer_s)
     cost = ClientCost(
         cpu_s=time.thread_time() - cpu_s,
         wall_s=time.perf_counter() - wall_s,
         chunks=sum(len(trace.times_s) for trace in traces),
         late_dispatch_ms=late_s[0] * 1000,
+        late_timer_ms_p99=None if late_timer is None else late_timer.p99 * 1000,
     )
     return traces, cost
 
@@ -141,22 +150,33 @@ async def _open(
             group.create_task(one(body))
 
 
-async def _unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event | None) -> None:
-    """Await the work; where its parts fail, the first one's error is raised and not a group."""
+async def _time_the_loop(late_s: list[float]) -> None:
+    """Note how late the loop comes to a timer, again and again: so late it also comes to arriving text."""
+    while True:
+        due_s = time.perf_counter() + TIMER_S
+        await asyncio.sleep(TIMER_S)
+        late_s.append(max(0.0, time.perf_counter() - due_s))
+
+
+async def unless_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event | None) -> T | None:
+    """The result of the work, or None where `stop` cut it off.
+
+    Where several parts of it fail together, the first one's error is raised and not a group.
+    """
     task = asyncio.ensure_future(work)
-    stop = asyncio.Event() if stop is None else stop
-    stopping = asyncio.ensure_future(stop.wait())
+    stopping = asyncio.ensure_future((asyncio.Event() if stop is None else stop).wait())
     try:
         await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
     finally:
         for pending in (task, stopping):
             pending.cancel()
         await asyncio.gather(task, stopping, return_exceptions=True)
-    error = None if task.cancelled() else task.exception()
+    if task.cancelled():
+        return None
+    error = task.exception()
     if isinstance(error, BaseExceptionGroup):
         raise error.exceptions[0]
-    if error is not None:
-        raise error
+    return task.result()
 
 
 def full_window(traces: Sequence[Trace], load: Load) -> tuple[float, float] | None:

@@ -13,6 +13,8 @@ from kiln.loadgen.quantiles import Summary, quantile, summarize
 # A client thread that computes for more than this share of the time may itself be what is measured.
 BUSY_CLIENT_SHARE = 0.7
 LATE_DISPATCH_MS = 50.0
+# A client that wakes this much too late, at p99, adds as much to what it measures.
+LATE_TIMER_MS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +66,14 @@ class BudgetOutcomes:
 
 @dataclass(frozen=True, slots=True)
 class ClientCost:
-    """The load generator's own share. `cpu_s` is the time its thread computed within `wall_s`."""
+    """The load generator's own share. `cpu_s` is the time its thread computed within `wall_s`;
+    `late_timer_ms_p99` is how late its event loop came to a regular timer."""
 
     cpu_s: float
     wall_s: float
     chunks: int
     late_dispatch_ms: float = 0.0
+    late_timer_ms_p99: float | None = None
 
     @property
     def cpu_share(self) -> float:

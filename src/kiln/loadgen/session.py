@@ -10,7 +10,7 @@ from kiln.loadgen.client.connection import Client
 from kiln.loadgen.client.target import ROUTES, Target, explain
 from kiln.loadgen.client.trace import Trace
 from kiln.loadgen.compare import Comparison, turns
-from kiln.loadgen.load import ClosedLoop, Load, Poisson, Until, measure
+from kiln.loadgen.load import ClosedLoop, Load, Poisson, Until, measure, unless_stopped
 from kiln.loadgen.prompts import (
     BodyOptions,
     Prompt,
@@ -136,12 +136,13 @@ class Session:
         return Comparison(list(zip(done["A"][:full], done["B"][:full], strict=True))), rest
 
     async def _prepare(self, client: Client, label: str) -> _Side:
-        model = client.target.model or await find_model(client)
+        model = client.target.model or await unless_stopped(find_model(client), self._stop)
         return _Side(client, replace(self._plan.options, model=model), label)
 
     async def _calibrate(self, side: _Side) -> None:
         if self._plan.dataset is None and not self._stop.is_set():
-            self._words = await tokens_per_word(side.client, side.options, self._plan.seed)
+            asking = tokens_per_word(side.client, side.options, self._plan.seed)
+            self._words = await unless_stopped(asking, self._stop) or 1.0
 
     async def _warm_up(self, side: _Side, load: Load, level: int) -> None:
         plan = self._plan

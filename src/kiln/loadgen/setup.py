@@ -13,13 +13,14 @@ from kiln.loadgen.client.trace import Failure
 from kiln.loadgen.load import ClosedLoop, Until, generate_load
 from kiln.loadgen.prompts import BodyOptions, Prompt, TextSource, encode_body
 
+LIST_TIMEOUT_S = 10.0
 # Two prompts of these many words tell the tokens a word from the tokens of the template around them.
 CALIBRATION_WORDS = (32, 160)
 
 
 async def find_model(client: Client) -> str | None:
     """The first model that the server lists; None where it has no list. Raises ConfigError if unreachable."""
-    answer = await client.fetch("GET", "/models")
+    answer = await client.fetch("GET", "/models", timeout_s=min(client.target.timeout_s, LIST_TIMEOUT_S))
     if isinstance(answer, Failure):
         if answer.kind == "connect":
             raise explain(answer, client.target, "")

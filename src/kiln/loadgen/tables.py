@@ -11,7 +11,7 @@ from rich.text import Text
 
 from kiln.loadgen.compare import Comparison
 from kiln.loadgen.quantiles import Summary
-from kiln.loadgen.report import LATE_DISPATCH_MS, BudgetOutcomes, Report
+from kiln.loadgen.report import LATE_DISPATCH_MS, LATE_TIMER_MS, BudgetOutcomes, Report
 
 SEVERAL_TOKENS_A_CHUNK = 1.5
 JOINED_WORTH_A_NOTE = 0.05
@@ -140,7 +140,11 @@ def _client(report: Report) -> Iterator[str]:
     client = report.client
     rate = client.chunks_per_cpu_s
     speed = "" if rate is None else f", {rate:.0f} chunks a CPU second"
-    yield f"client      {client.cpu_share:.1%} of one core{speed}"
+    late = client.late_timer_ms_p99
+    timer = "" if late is None else f", timers {number(late)} ms late at p99"
+    yield f"client      {client.cpu_share:.1%} of one core{speed}{timer}"
+    if late is not None and late > LATE_TIMER_MS:
+        yield "            the machine kept the client waiting: latencies of this size may be its own"
     if client.was_bottleneck:
         yield "            the client was the bottleneck: these figures are not the server's"
     if client.late_dispatch_ms > LATE_DISPATCH_MS:

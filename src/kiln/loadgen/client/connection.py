@@ -152,19 +152,23 @@ class Client:
             trace.ended_s = perf_counter()
         return trace
 
-    async def fetch(self, method: str, route: str, body: bytes = b"") -> tuple[int, bytes] | Failure:
-        """Status and body of a request that is answered whole."""
+    async def fetch(
+        self, method: str, route: str, body: bytes = b"", *, timeout_s: float | None = None
+    ) -> tuple[int, bytes] | Failure:
+        """Status and body of a request that is answered whole; by default within the target's timeout."""
         receiver = BodyReceiver()
         request = self._head(method, route, len(body)) + body
-        failure = await self._exchange(request, receiver, perf_counter()) or receiver.failure
+        failure = await self._exchange(request, receiver, perf_counter(), timeout_s) or receiver.failure
         return failure if failure is not None else (receiver.status, receiver.body)
 
     def close(self) -> None:
         while self._idle:
             self._idle.pop().abort()
 
-    async def _exchange(self, request: bytes, receiver: Receiver, started_s: float) -> Failure | None:
-        timeout_s = self.target.timeout_s
+    async def _exchange(
+        self, request: bytes, receiver: Receiver, started_s: float, timeout_s: float | None = None
+    ) -> Failure | None:
+        timeout_s = self.target.timeout_s if timeout_s is None else timeout_s
         deadline_s = started_s + timeout_s
         while self._idle:
             connection = self._idle.pop()
@@ -180,8 +184,8 @@ class Client:
             connection = await self._connect(min(timeout_s, CONNECT_TIMEOUT_S))
         except TimeoutError:
             return Failure("connect", "the connection is not accepted in time")
-        except OSError as error:
-            return Failure("connect", error.strerror or str(error))
+        except (OSError, UnicodeError) as error:  # a host name may be none that can be encoded
+            return Failure("connect", getattr(error, "strerror", None) or str(error))
         await connection.exchange(request, receiver, deadline_s, timeout_s)
         self._keep(connection)
         return None
