@@ -264,6 +264,12 @@ def test_the_svg_is_xml_with_a_line_for_each_series_and_panel(tmp_path: Path) ->
     assert "none" in draw_svg([Series("empty", {key: [] for key, _ in chart.PANELS})])
 
 
+def test_a_png_is_drawn_where_matplotlib_is(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    save_plot(tmp_path / "p.png", [report_of(TWO)])
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_plot_that_cannot_be_made_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="must end with"):
         save_plot(tmp_path / "p.gif", [])

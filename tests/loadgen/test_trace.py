@@ -81,6 +81,24 @@ def test_completions_text_is_the_answer() -> None:
     assert trace.tokens == 1
 
 
+@pytest.mark.parametrize(
+    ("payload", "channel"),
+    [
+        ('{"choices":[{"index":0,"delta":{"role":"assistant","content":null},"finish_reason":null}]}', None),
+        ('{"choices":[{"index":0,"delta":{"content":"","reasoning":"hm"},"finish_reason":null}]}', REASONING),
+        ('{"choices":[{"index":0,"delta":{"content":"a","tool_calls":[]}}],"usage":null}', ANSWER),
+        ('{"choices":[{"index":0,"text":"a","logprobs":null,"stop_reason":null}],"usage":null}', ANSWER),
+        ('{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2},"timings":{"n":1}}', None),
+        ('{"choices":[{"delta":{"content":"a"}}],"error":null,"system_fingerprint":"b1"}', ANSWER),
+        ('{"object":"ping"}', None),
+    ],
+)
+def test_chunks_as_servers_write_them(payload: str, channel: int | None) -> None:
+    trace = receive((2.0, STREAM_HEAD + chunked(f"data: {payload}\n\n".encode())))
+    assert trace.failure is None
+    assert list(trace.channels) == ([] if channel is None else [channel])
+
+
 def test_a_stream_without_answer_has_no_answer_time() -> None:
     assert trace_of([1.0, 2.0], reasoning=2).answer_s is None
     empty = trace_of([])
