@@ -480,7 +480,8 @@ async def test_free_slots_are_not_a_queue() -> None:
 
 
 async def test_a_failed_step_ends_what_was_there_and_later_requests_succeed() -> None:
-    runs, waits = script(3), script(4)
+    # Long enough that their KV would be kept as prefixes, had the step not failed.
+    runs, waits = script(3, prompt=20), script(4, prompt=20)
     runner = ScriptedRunner([runs, waits], sequences=2)
     error = EngineFailed("llama_decode returned -3")
     runner.fail_at(3, error)
@@ -718,14 +719,15 @@ async def test_prompt_scores_come_in_order_and_once() -> None:
 
 
 async def test_scores_come_once_after_a_preemption() -> None:
+    # The older one grows into the cells of the scored prompt, which is computed three tokens a step.
     decodes, scored = script(3, says=[20] * 30), script(4, prompt=30)
-    runner = HashRunner([decodes, scored], sequences=4, can_share=False)
+    runner = HashRunner([decodes, scored], kv_cells=40)
     hold = runner.hold_at(0)
-    async with serving(runner, parallel=2, step_tokens=8, stall_tokens=8) as engine:
+    async with serving(runner, parallel=2, stall_tokens=3) as engine:
         one = engine.submit(ask(decodes, eos_ids=frozenset()))
         await reached(hold)
-        runner.fail_at(3, KVExhausted())  # the decode call after the first chunk of the scored prompt
         two = engine.submit(ask(scored, 1, scores=ScoreSpec(top_k=0)))
         hold.release()
         _, heard = await hear_all(one, two)
+        assert engine.stats().preemptions == 1
     assert [p.token_id for p in heard.scores] == list(scored.prompt[1:])
