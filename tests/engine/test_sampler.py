@@ -247,7 +247,8 @@ def test_a_pick_is_a_survivor_with_its_own_log_probability(
     before = logits.copy()
     token, logprob = sampler(params, seed=seed, choice=choice).pick(logits)
     assert logprob <= 0.0
-    assert logprob == pytest.approx(logprobs[ids.tolist().index(token)], abs=1e-12)
+    # Over a whole vocabulary the weights are single precision; the contract asks for 1e-6.
+    assert logprob == pytest.approx(logprobs[ids.tolist().index(token)], abs=5e-7)
     assert (logits == before).all()
 
 
