@@ -147,6 +147,12 @@ class LlamaModel:
         return self.metadata.get("tokenizer.chat_template")
 
     @property
+    def system_info(self) -> str:
+        """The instruction sets that the library was built for."""
+        info: bytes = native.llama_print_system_info()
+        return info.decode()
+
+    @property
     def is_quantized(self) -> bool:
         """Whether the weights are in blocks (general.file_type; F32, F16 and BF16 are 0, 1 and 32)."""
         return self.metadata.get("general.file_type") not in ("0", "1", "32")

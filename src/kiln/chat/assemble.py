@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from kiln.chat.latency import LatencyLedger
 from kiln.chat.prepare import Prepared
 from kiln.chat.served import ServedModel
 from kiln.core.completion import ChoiceEnd, ExchangeEvent, TextDelta, ToolCallDelta
+from kiln.core.rollout import Rollout
 from kiln.core.tokens import FinishReason, TokenEvent
-from kiln.engine.ports import GenerationEnd
+from kiln.engine.ports import Delivery, GenerationEnd
 from kiln.text.detokenizer import Detokenizer
 from kiln.text.scanner import Channel, Scanner, Span, ToolMarkers
 from kiln.text.tool_calls import parse_tool_call
@@ -19,8 +23,11 @@ class ChoiceAssembler:
     engine may have made before it heard of the stop, are ignored and not counted.
     """
 
-    def __init__(self, index: int, prepared: Prepared, model: ServedModel) -> None:
+    def __init__(self, index: int, prepared: Prepared, model: ServedModel, ledger: LatencyLedger) -> None:
         self._index = index
+        self._prepared = prepared
+        self._ledger = ledger
+        self._rollout: list[TokenEvent] | None = [] if prepared.policy is not None else None
         self._budget_applied = prepared.budget_applied
         self._markers: ToolMarkers | None = model.tool_markers if prepared.parses_tools else None
         self._eos_ids = frozenset() if prepared.turn.ignore_eos else model.tokenizer.eos_ids
@@ -40,21 +47,23 @@ class ChoiceAssembler:
     def stopped(self) -> bool:
         return self._scanner.stopped is not None
 
-    def feed(self, tokens: list[TokenEvent]) -> list[ExchangeEvent]:
-        """Events that are ready after these tokens; adjacent text of one channel is one delta a token."""
+    def feed(self, delivery: Delivery) -> list[ExchangeEvent]:
+        """Events that are ready after a delivery's tokens: each token's text, then its timing."""
         events: list[ExchangeEvent] = []
-        for token in tokens:
+        for token, timing in zip(delivery.tokens, self._ledger.received(delivery), strict=True):
             if self.stopped:
                 break
             self._tokens += 1
-            if token.token_id in self._eos_ids:
-                continue
-            text = self._detokenizer.feed(token.token_id)
-            if text:
-                events.extend(self._events(self._scanner.feed(text)))
+            if self._rollout is not None:
+                self._rollout.append(token)
+            if token.token_id not in self._eos_ids:
+                text = self._detokenizer.feed(token.token_id)
+                if text:
+                    events.extend(self._events(self._scanner.feed(text)))
+            events.append(replace(timing, enqueued_ms=self._ledger.now_ms()))
         return events
 
-    def finish(self, end: GenerationEnd) -> list[ExchangeEvent]:
+    def finish(self, end: GenerationEnd, *, streamed: bool) -> list[ExchangeEvent]:
         """The last events; the very last is the ChoiceEnd."""
         events: list[ExchangeEvent] = []
         if not self.stopped:
@@ -71,9 +80,29 @@ class ChoiceAssembler:
                 finish_reason=self._reason(end),
                 completion_tokens=self._tokens,
                 outcome=end.outcome if self._budget_applied else None,
+                latency=self._ledger.reckon(end.timings, streamed=streamed),
+                rollout=self._to_rollout(),
             )
         )
         return events
+
+    def _to_rollout(self) -> Rollout | None:
+        prepared = self._prepared
+        if self._rollout is None or prepared.policy is None:
+            return None
+        return Rollout(
+            conversation=prepared.turn.conversation,
+            prompt_ids=prepared.prompt_ids,
+            tokens=tuple(self._rollout),
+            sampling=prepared.sampling,
+            max_tokens=prepared.max_tokens,
+            stop=prepared.turn.stop,
+            seed=prepared.seed,
+            budget=prepared.budget,
+            budget_applied=prepared.budget_applied,
+            close_ids=prepared.close_ids,
+            policy=prepared.policy,
+        )
 
     def _reason(self, end: GenerationEnd) -> FinishReason:
         reason = FinishReason.STOP if self.stopped else end.reason

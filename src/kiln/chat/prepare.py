@@ -6,14 +6,23 @@ Pure and synchronous; runs on a worker thread, never on the event loop or the en
 from __future__ import annotations
 
 import secrets
+import time
 from dataclasses import dataclass, replace
 
 from kiln.chat.presets import preset
 from kiln.chat.served import ServedModel
 from kiln.core.budgets import Budget
 from kiln.core.completion import ThinkingSource, ThinkingState
-from kiln.core.errors import CloseCannotFit, ContextExceeded, EmptyPrompt, ModelNotFound, StopOverlapsClose
+from kiln.core.errors import (
+    CloseCannotFit,
+    ContextExceeded,
+    EmptyPrompt,
+    InvalidField,
+    ModelNotFound,
+    StopOverlapsClose,
+)
 from kiln.core.messages import Conversation
+from kiln.core.rollout import PolicyIdentity
 from kiln.core.sampling import MAX_SEED, SamplingParams, resolve_sampling
 from kiln.core.turn import ChatTurn
 from kiln.engine.ports import GenerationRequest, ThinkingSpec
@@ -24,7 +33,10 @@ from kiln.thinking.gate import GateLimits, stop_overlaps_close
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A turn that can be submitted. `requests` is empty when no completion token is allowed."""
+    """A turn that can be submitted. `requests` is empty when no completion token is allowed.
+
+    `policy` is there for provenance requests. `seconds` is what the preparation took.
+    """
 
     turn: ChatTurn
     prompt_ids: tuple[int, ...]
@@ -37,10 +49,14 @@ class Prepared:
     budget: Budget
     budget_applied: bool
     parses_tools: bool
+    policy: PolicyIdentity | None
+    close_ids: tuple[int, ...]
+    seconds: float
 
 
 def prepare(turn: ChatTurn, model: ServedModel) -> Prepared:
     """Raises the RequestError that names what the caller can mend."""
+    started = time.monotonic()
     if turn.model is not None and turn.model != model.id:
         raise ModelNotFound(f"the model {turn.model!r} is not served here", param="model")
     conversation, thinking = _decide_thinking(turn.conversation, model)
@@ -59,6 +75,8 @@ def prepare(turn: ChatTurn, model: ServedModel) -> Prepared:
     )
     if applied:
         _check_close(turn, max_tokens, len(prompt_ids), model)
+    if turn.provenance:
+        _check_provenance(max_tokens, applied, model)
     # A template that leaves the opening to the model thinks although kiln cannot arm the gate.
     enabled = in_reasoning or (model.template_thinking.leaves_open_to_model and thinking.enabled)
     prepared = Prepared(
@@ -73,6 +91,9 @@ def prepare(turn: ChatTurn, model: ServedModel) -> Prepared:
         budget=budget,
         budget_applied=applied,
         parses_tools=bool(turn.conversation.tools) and turn.conversation.tool_choice != "none",
+        policy=model.policy() if turn.provenance else None,
+        close_ids=model.close.ids if model.close is not None else (),
+        seconds=time.monotonic() - started,
     )
     if max_tokens == 0:
         return prepared
@@ -143,6 +164,17 @@ def _check_close(turn: ChatTurn, max_tokens: int, prompt_tokens: int, model: Ser
             )
 
 
+def _check_provenance(max_tokens: int, applied: bool, model: ServedModel) -> None:
+    close = len(model.close.ids) if applied and model.close is not None else 0
+    if max_tokens <= close:
+        raise InvalidField(
+            "rollout_provenance needs room for a sampled token"
+            + (f" beside the {close} of the closing tag" if close else ""),
+            param="max_tokens",
+            hint="Raise max_tokens.",
+        )
+
+
 def _to_requests(prepared: Prepared, model: ServedModel) -> tuple[GenerationRequest, ...]:
     thinking = None
     if prepared.in_reasoning and model.close is not None:
@@ -159,10 +191,14 @@ def _to_requests(prepared: Prepared, model: ServedModel) -> tuple[GenerationRequ
             choice_index=index,
             eos_ids=frozenset() if prepared.turn.ignore_eos else model.tokenizer.eos_ids,
             thinking=thinking,
-            exact=model.exact == "always" or (model.exact == "auto" and prepared.turn.seed is not None),
+            exact=_is_exact(prepared.turn, model),
         )
         for index in range(prepared.turn.n)
     )
+
+
+def _is_exact(turn: ChatTurn, model: ServedModel) -> bool:
+    return turn.provenance or model.exact == "always" or (model.exact == "auto" and turn.seed is not None)
 
 
 def _gate_limits(prepared: Prepared) -> GateLimits:

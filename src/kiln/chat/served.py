@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from kiln.core.rollout import PolicyIdentity
 from kiln.core.sampling import SamplingOverrides
 from kiln.core.tokens import Tokenizer
 from kiln.text.reasoning import ReasoningTags, TemplateThinking
@@ -17,7 +19,11 @@ DEFAULT_MAX_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Everything about the model that a request needs. `hidden_ids` are tokens never shown as text."""
+    """Everything about the model that a request needs.
+
+    `hidden_ids` are tokens never shown as text. `policy` hashes the weights the first time it is
+    called: call it on a worker thread.
+    """
 
     id: str
     created: int
@@ -36,6 +42,7 @@ class ServedModel:
     budget_tokens_default: int | None
     budget_ms_default: int | None
     thinking_default: bool | None
+    policy: Callable[[], PolicyIdentity]
     exact: Literal["auto", "always", "never"] = "auto"
 
     @property

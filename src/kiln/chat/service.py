@@ -11,14 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 from kiln.chat.assemble import ChoiceAssembler
+from kiln.chat.latency import LatencyLedger
 from kiln.chat.prepare import Prepared, prepare
 from kiln.chat.served import ServedModel
 from kiln.core.budgets import Outcome
 from kiln.core.completion import ChoiceEnd, Completion, ExchangeEvent, ExchangeHead
 from kiln.core.errors import KilnError, RequestTimedOut, ShuttingDown
+from kiln.core.scoring import PositionScore
 from kiln.core.tokens import FinishReason
 from kiln.core.turn import ChatTurn
-from kiln.engine.ports import Delivery, Engine, Generation, GenerationEnd, Timings
+from kiln.engine.ports import Engine, Generation, GenerationEnd, GenerationRequest, Timings
 
 T = TypeVar("T")
 
@@ -47,10 +49,15 @@ class Exchange:
         generations: list[Generation],
         observer: Observer,
         on_end: Callable[[str], None],
+        entered: float,
     ) -> None:
         self.head = head
+        self.can_skip = not prepared.turn.provenance
         self._generations = generations
-        self._assemblers = [ChoiceAssembler(i, prepared, model) for i in range(prepared.turn.n)]
+        self._ledgers = [LatencyLedger(entered, prepared.seconds) for _ in range(prepared.turn.n)]
+        self._assemblers = [
+            ChoiceAssembler(i, prepared, model, ledger) for i, ledger in enumerate(self._ledgers)
+        ]
         self._observer = observer
         self._on_end = on_end
         self._accounted: set[int] = set()
@@ -60,9 +67,10 @@ class Exchange:
 
         Only for exchanges of one choice; `collect` serves any number.
         """
-        async with contextlib.aclosing(self._choice_events(0)) as batches:
+        async with contextlib.aclosing(self._choice_events(0, streamed=True)) as batches:
             async for batch in batches:
                 yield batch
+                self._ledgers[0].enqueued()
         self._on_end(self.head.id)
 
     async def collect(self) -> Completion:
@@ -70,7 +78,7 @@ class Exchange:
 
         async def one(index: int) -> ChoiceEnd:
             last: ExchangeEvent | None = None
-            async for batch in self._choice_events(index):
+            async for batch in self._choice_events(index, streamed=False):
                 last = batch[-1] if batch else last
             assert isinstance(last, ChoiceEnd)
             return last
@@ -101,34 +109,32 @@ class Exchange:
             self._account(index, None, finished=False, tokens=0)
         self._on_end(self.head.id)
 
-    async def _choice_events(self, index: int) -> AsyncGenerator[list[ExchangeEvent]]:
+    async def _choice_events(self, index: int, *, streamed: bool) -> AsyncGenerator[list[ExchangeEvent]]:
         assembler = self._assemblers[index]
         if not self._generations:
             now = time.monotonic()
-            yield self._finish(index, GenerationEnd(FinishReason.LENGTH, None, Timings(now, ended=now)))
+            end = GenerationEnd(FinishReason.LENGTH, None, Timings(now, ended=now))
+            yield self._finish(index, end, streamed=streamed)
             return
         generation = self._generations[index]
         async for delivery in generation:
             if assembler.stopped and delivery.end is None:
                 continue
-            events = self._assemble(index, delivery)
+            events = assembler.feed(delivery)
             if assembler.stopped and delivery.end is None:
                 generation.cancel()
             if delivery.end is not None:
-                events.extend(self._finish(index, delivery.end))
+                events.extend(self._finish(index, delivery.end, streamed=streamed))
             if events:
                 yield events
 
-    def _assemble(self, index: int, delivery: Delivery) -> list[ExchangeEvent]:
-        return self._assemblers[index].feed(delivery.tokens)
-
-    def _finish(self, index: int, end: GenerationEnd) -> list[ExchangeEvent]:
+    def _finish(self, index: int, end: GenerationEnd, *, streamed: bool) -> list[ExchangeEvent]:
         assembler = self._assemblers[index]
         cut = end.reason in (FinishReason.ERROR, FinishReason.CANCELLED) and not assembler.stopped
         if cut:
             self._account(index, end.outcome, finished=False, tokens=0)
             raise end.error if end.error is not None else ShuttingDown("the engine was stopped")
-        events = assembler.finish(end)
+        events = assembler.finish(end, streamed=streamed)
         last = events[-1]
         assert isinstance(last, ChoiceEnd)
         self._account(index, end.outcome, finished=True, tokens=last.completion_tokens)
@@ -171,8 +177,11 @@ class ChatService:
         """Synchronous; call it through `in_worker`."""
         return prepare(turn, self.model)
 
-    def start(self, prepared: Prepared) -> Exchange:
-        """Submit a prepared turn. Raises QueueFull, ShuttingDown or EngineFailed."""
+    def start(self, prepared: Prepared, *, entered: float) -> Exchange:
+        """Submit a prepared turn that entered at `entered` (`time.monotonic()`).
+
+        Raises QueueFull, ShuttingDown or EngineFailed.
+        """
         if self._draining:
             raise ShuttingDown("the server is shutting down")
         self.engine.ensure_room(len(prepared.requests))
@@ -186,12 +195,31 @@ class ChatService:
             budget_applied=prepared.budget_applied,
         )
         generations = [self.engine.submit(request) for request in prepared.requests]
-        exchange = Exchange(head, prepared, self.model, generations, self._observer, self._forget)
+        exchange = Exchange(head, prepared, self.model, generations, self._observer, self._forget, entered)
         self._exchanges[head.id] = exchange
-        self._observer.exchange_started(head)
+        try:
+            self._observer.exchange_started(head)
+        except BaseException:
+            exchange.abandon()
+            raise
         if self._request_timeout_s is not None:
             self._limit(exchange, self._request_timeout_s)
         return exchange
+
+    async def score(self, request: GenerationRequest) -> tuple[PositionScore, ...]:
+        """Run a scoring request. Raises the KilnError that it failed with."""
+        if self._draining:
+            raise ShuttingDown("the server is shutting down")
+        generation = self.engine.submit(request)
+        positions: list[PositionScore] = []
+        try:
+            async for delivery in generation:
+                positions.extend(delivery.scores)
+                if delivery.end is not None and delivery.end.reason is not FinishReason.LENGTH:
+                    raise delivery.end.error or ShuttingDown("the engine was stopped")
+        finally:
+            generation.cancel()
+        return tuple(positions)
 
     def find(self, exchange_id: str) -> Exchange | None:
         """A live exchange by its id."""

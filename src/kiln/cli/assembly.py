@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 import signal
 import socket
 import time
 from collections.abc import Callable
+from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import uvicorn
 from starlette.applications import Starlette
 
@@ -22,10 +21,12 @@ from kiln import __version__
 from kiln.chat.served import DEFAULT_MAX_TOKENS, ServedModel
 from kiln.chat.service import ChatService
 from kiln.core.errors import ConfigError, ModelLoadError, SetupError
+from kiln.core.rollout import PolicyIdentity
 from kiln.core.sampling import SamplingOverrides, SamplingParams, resolve_sampling
 from kiln.core.settings import Settings
 from kiln.engine.loop import BatchingEngine
 from kiln.engine.ports import ModelRunner
+from kiln.engine.scheduler import EXACT_ROWS
 from kiln.http.app import build_app
 from kiln.http.metrics import Metrics
 from kiln.http.state import ServerState
@@ -33,9 +34,9 @@ from kiln.text.reasoning import ReasoningTags, find_tags, probe_template
 from kiln.text.template import ChatTemplate
 from kiln.text.tool_calls import find_tool_markers
 from kiln.thinking.gate import CloseSequence
-from kiln.wire.kiln import ConfigHashes
 
 if TYPE_CHECKING:
+    from kiln.backends.identity import ModelIdentity
     from kiln.backends.llamacpp import LlamaModel
 
 BUNDLED = "tiny-reasoner"
@@ -88,7 +89,7 @@ def app_over(
         service = ChatService(model, engine, metrics, request_timeout_s=settings.engine.request_timeout_s)
         facts = _facts(settings, llama, model)
         facts["engine"] = {**facts["engine"], **engine.facts}
-        return ServerState(settings, service, metrics, _hashes(llama, model, facts), facts)
+        return ServerState(settings, service, metrics, facts)
 
     return build_app(start)
 
@@ -152,7 +153,11 @@ class _Server(uvicorn.Server):
         service: ChatService = self._app.state.kiln.service
         drain = asyncio.ensure_future(service.drain(self._settings.server.shutdown_grace_s))
         await super().shutdown(sockets=sockets)
-        await drain
+        if self.force_exit:
+            drain.cancel()
+            await service.drain(0)
+        else:
+            await drain
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         # A second Ctrl-C does not wait any longer.
@@ -176,7 +181,10 @@ def load_model(settings: Settings) -> LlamaModel:
 
 def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
     """What the use cases need to know about the loaded model."""
+    from kiln.backends.identity import ModelIdentity
+
     source = _template_source(settings, llama)
+    identity = ModelIdentity(llama, source)
     tags = _tags(settings, source)
     markers = find_tool_markers(source)
     extra = [text for pair in (tags, markers) if pair is not None for text in (pair.open, pair.close)]
@@ -201,8 +209,11 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
         repetition_penalty=sampling.repetition_penalty,
     )
     shown = {text.encode() for text in extra}
+    served_id = settings.server.served_model_id or (
+        BUNDLED if settings.model.path is None else llama.path.stem
+    )
     return ServedModel(
-        id=settings.server.served_model_id or (BUNDLED if settings.model.path is None else llama.path.stem),
+        id=served_id,
         created=int(time.time()),
         tokenizer=llama,
         bos_id=llama.bos_id,
@@ -220,7 +231,32 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
         budget_tokens_default=settings.server.default_thinking_budget_tokens,
         budget_ms_default=settings.server.default_thinking_budget_ms,
         thinking_default=settings.server.default_thinking_enabled,
+        policy=cache(lambda: _policy(settings, llama, identity, served_id)),
         exact=settings.engine.exact,  # type: ignore[arg-type]
+    )
+
+
+def _policy(settings: Settings, llama: LlamaModel, identity: ModelIdentity, served_id: str) -> PolicyIdentity:
+    from kiln.backends.identity import sha256_of
+    from kiln.backends.llamacpp import PINNED
+
+    # What besides weights and tokenizer decides a draw: the arithmetic, and how the engine is set up.
+    inference = {
+        "backend": f"llama.cpp through llama-cpp-python {PINNED}",
+        "kernels": llama.system_info,
+        "context_length": _context_length(settings, llama),
+        "threads": _threads(settings),
+        "exact_rows": EXACT_ROWS,
+    }
+    return PolicyIdentity(
+        served_model_id=served_id,
+        base_model=identity.weights,
+        inference_config=sha256_of(inference),
+        vocabulary=identity.vocabulary,
+        tokenizer_config=identity.tokenizer_config,
+        chat_template=identity.chat_template,
+        model_config=identity.model_config,
+        backend="llama.cpp",
     )
 
 
@@ -330,33 +366,6 @@ def _sampling_sources(settings: Settings, llama: LlamaModel) -> dict[str, str]:
         else:
             sources[name] = "model" if getattr(carried, name) is not None else "default"
     return sources
-
-
-def _hashes(llama: LlamaModel, model: ServedModel, facts: dict[str, object]) -> ConfigHashes:
-    tokenizer = {
-        "pieces": hashlib.sha256(b"\0".join(llama.pieces)).hexdigest(),
-        "added": list(llama.added_spellings),
-        "control": list(llama.control_spellings),
-        "eos": sorted(llama.eos_ids),
-        "bos": llama.bos_id,
-        "pre": llama.metadata.get("tokenizer.ggml.pre"),
-    }
-    architecture = {
-        key: value
-        for key, value in llama.metadata.items()
-        if not key.startswith(("tokenizer.", "general.")) or key == "general.architecture"
-    }
-    return ConfigHashes(
-        tokenizer_config_hash=_sha256(tokenizer),
-        chat_template_hash="sha256:" + hashlib.sha256(model.template.source.encode()).hexdigest(),
-        model_config_hash=_sha256(architecture),
-        effective_config_hash=_sha256(facts),
-    )
-
-
-def _sha256(value: object) -> str:
-    canonical = msgspec.json.encode(value, order="sorted")
-    return "sha256:" + hashlib.sha256(canonical).hexdigest()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kiln.core.budgets import Budget, Outcome
+from kiln.core.latency import Latency, TokenTiming
+from kiln.core.rollout import Rollout
 from kiln.core.tokens import FinishReason
 
 ThinkingSource = Literal["custom", "request", "server_default", "template_default"]
@@ -65,9 +67,11 @@ class ChoiceEnd:
     finish_reason: FinishReason
     completion_tokens: int
     outcome: Outcome | None
+    latency: Latency | None = None
+    rollout: Rollout | None = None
 
 
-ExchangeEvent = TextDelta | ToolCallDelta | ChoiceEnd
+ExchangeEvent = TextDelta | ToolCallDelta | TokenTiming | ChoiceEnd
 
 
 @dataclass(frozen=True, slots=True)

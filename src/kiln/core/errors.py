@@ -15,6 +15,7 @@
     │   ├── ExchangeNotFound         404 exchange_not_found
     │   ├── RouteNotFound            404 route_not_found
     │   ├── MethodNotAllowed         405 method_not_allowed
+    │   ├── CannotSkip               409 cannot_skip
     │   ├── BodyTooLarge             413 body_too_large
     │   ├── UnsupportedMediaType     415 unsupported_media_type
     │   └── QueueFull                429 queue_full
@@ -127,6 +128,14 @@ class MethodNotAllowed(RequestError):
     status = 405
     code = "method_not_allowed"
     hint = "Use the method named in the Allow header."
+
+
+class CannotSkip(RequestError):
+    status = 409
+    code = "cannot_skip"
+    hint = (
+        "Its record would name a policy that did not choose the closing tokens; cancel the request instead."
+    )
 
 
 class BodyTooLarge(RequestError):

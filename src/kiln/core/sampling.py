@@ -56,14 +56,15 @@ def resolve_sampling(*sources: SamplingOverrides) -> SamplingParams:
         stated = (getattr(source, name) for source in sources)
         values[name] = next((v for v in stated if v is not None), getattr(defaults, name))
     repetition = float(values["repetition_penalty"])
+    # Temperature and repetition divide and multiply single-precision logits: keep them where that is finite.
     return SamplingParams(
-        temperature=max(0.0, float(values["temperature"])),
+        temperature=_clamp(float(values["temperature"]), 0.0, 1e6),
         top_p=_clamp(float(values["top_p"]), 0.0, 1.0),
         top_k=max(0, int(values["top_k"])),
         min_p=_clamp(float(values["min_p"]), 0.0, 1.0),
         presence_penalty=_clamp(float(values["presence_penalty"]), -2.0, 2.0),
         frequency_penalty=_clamp(float(values["frequency_penalty"]), -2.0, 2.0),
-        repetition_penalty=repetition if repetition > 0 else 1.0,
+        repetition_penalty=_clamp(repetition, 1e-3, 1e3) if repetition > 0 else 1.0,
     )
 
 

@@ -15,7 +15,8 @@ class ChatTurn:
     """What to answer and how.
 
     Budget overrides have three states: UNSET = inherit, None = unlimited, an integer = that limit.
-    `max_tokens` None = the configured default. `seed` None = the runtime chooses.
+    `max_tokens` None = the configured default. `seed` None = the runtime chooses. With `provenance`
+    the completion is computed exactly and comes with its rollout.
     """
 
     conversation: Conversation
@@ -29,3 +30,4 @@ class ChatTurn:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     n: int = 1
+    provenance: bool = False

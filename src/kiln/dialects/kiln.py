@@ -10,16 +10,17 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from kiln.core.completion import ChoiceEnd, Completion, ExchangeEvent, ExchangeHead, TextDelta, ToolCallDelta
-from kiln.core.errors import AdapterNotFound, InvalidField, Unsupported
+from kiln.core.errors import AdapterNotFound, InvalidField
+from kiln.core.latency import TokenTiming
 from kiln.core.messages import Conversation, Message
 from kiln.core.sampling import MAX_SEED, SamplingOverrides
-from kiln.core.tokens import FinishReason
 from kiln.core.turn import ChatTurn
+from kiln.dialects.performance import finish_reason_name, to_performance, to_token_timing
+from kiln.dialects.rollouts import to_provenance
 from kiln.dialects.validate import decode, require_finite, require_range, text_list
 from kiln.text.template import content_text
 from kiln.thinking.budget import to_outcome, to_record
 from kiln.wire import kiln as wire
-from kiln.wire.kiln import FinishReasonName
 
 MAX_CHOICES = 64
 MAX_STOPS = 256
@@ -36,37 +37,39 @@ class ReplyOptions:
     include_usage: bool
     fold_reasoning: bool
     config_hashes: wire.ConfigHashes | None
+    performance: bool = False
 
 
 def decode_chat(body: bytes) -> wire.ChatCompletionRequest:
     """Decode and check a request body. Every refusal names the field."""
     request = decode(body, wire.ChatCompletionRequest)
-    require_finite(
-        temperature=request.temperature,
-        top_p=request.top_p,
-        min_p=request.min_p,
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        repetition_penalty=request.repetition_penalty,
-    )
-    require_range("seed", request.seed, 0, MAX_SEED)
-    require_range("n", request.n, 1, MAX_CHOICES)
+    check_common(request)
     if request.stream and (request.n or 1) > 1:
         raise InvalidField("n above 1 needs stream=false", param="n", hint="Send n=1, or do not stream.")
-    _check_adapters(request)
+    if isinstance(request.adapters, list) and request.adapter is not UNSET:
+        raise InvalidField("adapter and adapters exclude each other", param="adapters")
+    refuse_adapters(request)
     if request.rollout_provenance:
-        raise Unsupported("rollout_provenance is not served by this release", param="rollout_provenance")
-    if request.include_performance:
-        raise Unsupported("include_performance is not served by this release", param="include_performance")
+        _check_provenance(request)
     return request
 
 
 def to_turn(request: wire.ChatCompletionRequest) -> ChatTurn:
     """The core value of a checked request."""
+    return build_turn(request, request.messages, "messages", provenance=request.rollout_provenance)
+
+
+Request = wire.ChatCompletionRequest | wire.BatchCompletionRequest
+
+
+def build_turn(
+    request: Request, messages: list[wire.ChatMessageInput], where: str, *, provenance: bool = False
+) -> ChatTurn:
+    """A turn from the fields that chat and batch requests share, and one conversation named `where`."""
     limit = request.max_tokens if request.max_tokens is not None else request.max_completion_tokens
     return ChatTurn(
         conversation=Conversation(
-            messages=tuple(_to_message(m, f"messages[{i}]") for i, m in enumerate(request.messages)),
+            messages=tuple(_to_message(m, f"{where}[{i}]") for i, m in enumerate(messages)),
             tools=tuple(request.tools or ()),
             tool_choice=request.tool_choice,
             template_kwargs=request.chat_template_kwargs or {},
@@ -89,6 +92,7 @@ def to_turn(request: wire.ChatCompletionRequest) -> ChatTurn:
         stop=_to_stops(request.stop),
         seed=request.seed,
         n=request.n if request.n is not None else 1,
+        provenance=provenance,
     )
 
 
@@ -114,6 +118,7 @@ def to_response(completion: Completion, options: ReplyOptions) -> wire.ChatCompl
             reasoning_folded_into_content=folded,
             thinking_budget=record,
             config_hashes=options.config_hashes if options.config_hashes is not None else UNSET,
+            performance=to_performance(head, first) if options.performance else UNSET,
         ),
     )
 
@@ -143,18 +148,25 @@ class ChunkEncoder:
         if isinstance(event, ToolCallDelta):
             call = {"index": event.position, **event.call}
             return self._close_fold() + self._delta(wire.Delta(tool_calls=[call]))
+        if isinstance(event, TokenTiming):
+            return self._timing(event) if self._options.performance else b""
         return self._close_fold() + self._ending(event)
 
     def _ending(self, end: ChoiceEnd) -> bytes:
         head = self._head
         record = to_record(head.budget, applied=head.budget_applied, outcome=end.outcome)
         finish = wire.ChunkChoice(
-            index=end.index, delta=wire.Delta(), finish_reason=_finish_reason(end.finish_reason)
+            index=end.index, delta=wire.Delta(), finish_reason=finish_reason_name(end.finish_reason)
         )
-        chunk = self._chunk([finish], metadata=wire.StreamingTerminalMetadata(thinking_budget=record))
+        performance = to_performance(head, end) if self._options.performance else UNSET
+        metadata = wire.StreamingTerminalMetadata(thinking_budget=record, performance=performance)
+        chunk = self._chunk([finish], metadata=metadata)
         if self._options.include_usage:
             chunk += self._chunk([], usage=_usage(head, [end]))
         return chunk + b"data: [DONE]\n\n"
+
+    def _timing(self, timing: TokenTiming) -> bytes:
+        return b"data: " + self._encoder.encode(to_token_timing(timing)) + b"\n\n"
 
     def _fold(self, text: str) -> bytes:
         if not self._folding:
@@ -206,18 +218,10 @@ def _to_choice(choice: ChoiceEnd, options: ReplyOptions) -> wire.Choice:
             reasoning_content=choice.reasoning if choice.reasoning else UNSET,
             tool_calls=list(choice.tool_calls) if choice.tool_calls else UNSET,
         ),
-        finish_reason=_finish_reason(choice.finish_reason),
+        finish_reason=finish_reason_name(choice.finish_reason),
         thinking_budget=to_outcome(choice.outcome) if choice.outcome is not None else UNSET,
+        rollout_provenance=to_provenance(choice.rollout) if choice.rollout is not None else UNSET,
     )
-
-
-def _finish_reason(reason: FinishReason) -> FinishReasonName:
-    names: dict[FinishReason, FinishReasonName] = {
-        FinishReason.STOP: "stop",
-        FinishReason.LENGTH: "length",
-        FinishReason.TOOL_CALLS: "tool_calls",
-    }
-    return names.get(reason, "error")
 
 
 def _empty_reason(choice: ChoiceEnd) -> EmptyReason | None:
@@ -263,12 +267,47 @@ def _to_stops(stop: str | list[str] | None) -> tuple[str, ...]:
     return stops
 
 
-def _check_adapters(request: wire.ChatCompletionRequest) -> None:
-    """The contract's pair rule, and a 404 for every name: this server has no adapters loaded."""
-    adapters = request.adapters if isinstance(request.adapters, list) else None
-    if adapters is not None and request.adapter is not UNSET:
-        raise InvalidField("adapter and adapters exclude each other", param="adapters")
-    for i, reference in enumerate(adapters or ()):
+def _check_provenance(request: wire.ChatCompletionRequest) -> None:
+    """What a rollout with provenance excludes: its record has no place for it."""
+    refused = {
+        "stream": request.stream,
+        "n": (request.n or 1) > 1,
+        "ignore_eos": request.ignore_eos,
+        "tools": bool(request.tools),
+        "tool_choice": request.tool_choice is not None,
+        "max_tokens": request.max_tokens == 0,
+    }
+    for name, wrong in refused.items():
+        if wrong:
+            raise InvalidField(
+                f"rollout_provenance excludes this value of {name}",
+                param=name,
+                hint="A rollout is one non-streaming choice, without tools or ignore_eos.",
+            )
+
+
+def check_common(request: Request) -> None:
+    """Bounds of the fields that chat and batch requests share."""
+    require_finite(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=request.repetition_penalty,
+    )
+    require_range("seed", request.seed, 0, MAX_SEED)
+    require_range("n", request.n, 1, MAX_CHOICES)
+    for name in ("max_tokens", "max_completion_tokens", "thinking_budget_tokens", "thinking_budget_ms"):
+        value = getattr(request, name)
+        if isinstance(value, int):
+            require_range(name, value, 0, MAX_SEED)
+
+
+def refuse_adapters(request: Request) -> None:
+    """A 404 for every adapter name: this server has none loaded."""
+    adapters = request.adapters if isinstance(request.adapters, list) else []
+    for i, reference in enumerate(adapters):
         require_finite(**{f"adapters[{i}].scale": reference.scale})
         raise AdapterNotFound(f"no adapter {reference.name!r} is loaded", param=f"adapters[{i}].name")
     if isinstance(request.adapter, str) and request.adapter:

@@ -21,7 +21,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from kiln.core.errors import EngineFailed, KilnError, QueueFull
+from kiln.core.errors import EngineFailed, InternalError, KilnError, QueueFull
 from kiln.core.tokens import FinishReason, Source, TokenEvent
 from kiln.engine.ports import (
     Chunk,
@@ -32,6 +32,7 @@ from kiln.engine.ports import (
     KVExhausted,
     ModelRunner,
     ScoreSpec,
+    StepTimes,
     Timings,
 )
 from kiln.engine.scheduler import Limits, Pick, PlannedCall, Scheduler, Step
@@ -235,6 +236,7 @@ class _Worker:
         self._scheduler = Scheduler(limits)
         self._sequences: dict[int, Sequence] = {}
         self._outbox: dict[int, Delivery] = {}
+        self._times = StepTimes()
         self._refused = False
         self._steps = self._computed = self._cached = self._preemptions = 0
 
@@ -285,8 +287,9 @@ class _Worker:
         self._begin(step)
         if step.stuck is not None:
             self._end_too_large(step.stuck)
-        for planned in (*step.decode, *step.prefill):
-            if not self._call(planned):
+        calls = [(planned, True) for planned in step.decode] + [(planned, False) for planned in step.prefill]
+        for planned, is_decode in calls:
+            if not self._call(planned, is_decode=is_decode):
                 break  # a later call of the step may build on this one
         self._steps += 1
 
@@ -299,8 +302,9 @@ class _Worker:
         for admission in step.admitted:
             self._cached += admission.shared
 
-    def _call(self, planned: PlannedCall) -> bool:
+    def _call(self, planned: PlannedCall, *, is_decode: bool) -> bool:
         """Run a call and pick from its logits. False if the cache refused it and nothing was computed."""
+        started = time.monotonic()
         try:
             logits = self._runner.execute(planned.call)
         except KVExhausted:
@@ -313,6 +317,7 @@ class _Worker:
         self._refused = False
         now = time.monotonic()
         self._scheduler.apply(planned)
+        self._note_time(planned.rows, now - started, is_decode=is_decode)
         row = 0
         for sequence, chunk in zip(planned.rows, planned.call.chunks, strict=True):
             rows = logits[row : row + chunk.outputs]
@@ -323,10 +328,29 @@ class _Worker:
                 self._score(sequence, chunk, rows, sequence.request.scores)
             elif chunk.outputs:
                 self._pick(sequence, rows[0], now)
+        self._times.sampling_s += time.monotonic() - now
         return True
 
+    def _note_time(self, rows: SequenceOf[Sequence], seconds: float, *, is_decode: bool) -> None:
+        if is_decode:
+            self._times.decode_s += seconds
+            for sequence in rows:
+                sequence.decode_s += seconds
+        else:
+            self._times.prefill_s += seconds
+            for sequence in set(rows):
+                sequence.prefill_s += seconds
+
     def _pick(self, sequence: Sequence, logits: NDArray[np.float32], now: float) -> None:
-        pick = _choose(sequence, logits, now)
+        try:
+            pick = _choose(sequence, logits, now)
+        except Exception:
+            # A fault in one request's sampling must not cost the others anything.
+            log.exception("sampling failed")
+            failure = InternalError("sampling failed for this request")
+            self._end(sequence, FinishReason.ERROR, failure)
+            return
+        sequence.sampling_s += time.monotonic() - now
         self._post(sequence).tokens.append(TokenEvent(pick.token, pick.source, pick.logprob, now))
         reason = self._scheduler.accept(sequence, pick, now)
         if reason is not None:
@@ -360,7 +384,10 @@ class _Worker:
             self._runner.drop(slot)
 
     def _post(self, sequence: Sequence) -> Delivery:
-        return self._outbox.setdefault(sequence.key, Delivery())
+        delivery = self._outbox.get(sequence.key)
+        if delivery is None:
+            delivery = self._outbox[sequence.key] = Delivery(step=self._times)
+        return delivery
 
     def _flush(self) -> None:
         """Hand everything that happened to the event loop at once."""
@@ -375,8 +402,9 @@ class _Worker:
             prompt_tokens_cached=self._cached,
             preemptions=self._preemptions,
         )
+        self._times.handed = time.monotonic()
         self._publish(self._outbox, stats)
-        self._outbox = {}
+        self._outbox, self._times = {}, StepTimes()
 
 
 def _choose(sequence: Sequence, logits: NDArray[np.float32], now: float) -> Pick:

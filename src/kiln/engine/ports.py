@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from kiln.core.budgets import Outcome
 from kiln.core.errors import KilnError
 from kiln.core.sampling import SamplingParams
+from kiln.core.scoring import PositionScore
 from kiln.core.tokens import FinishReason, TokenEvent
 from kiln.thinking.gate import CloseSequence, GateLimits
 
@@ -34,19 +35,6 @@ class ScoreSpec:
     """Score every prompt token after the first; report the `top_k` most likely ones beside it."""
 
     top_k: int
-
-
-@dataclass(frozen=True, slots=True)
-class PositionScore:
-    """The raw log-softmax at one prompt position: the token that stands there, and the likeliest ones.
-
-    `rank` is one-based over the whole vocabulary, ties by token id; `top` is most likely first.
-    """
-
-    token_id: int
-    logprob: float
-    rank: int
-    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +63,20 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """`time.monotonic()` marks of one sequence, in seconds; None = has not happened."""
+    """`time.monotonic()` marks of one sequence, and the time that model calls with its rows took.
+
+    All in seconds; a mark that is None has not happened. `received` is when the engine thread took the
+    request from the event loop.
+    """
 
     submitted: float
+    received: float | None = None
     admitted: float | None = None
     first_token: float | None = None
     ended: float | None = None
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    sampling_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +95,25 @@ class GenerationEnd:
 
 
 @dataclass(slots=True)
+class StepTimes:
+    """What one engine step spent its time on, in seconds, and when its results were handed over."""
+
+    decode_s: float = 0.0
+    prefill_s: float = 0.0
+    sampling_s: float = 0.0
+    handed: float = 0.0
+
+
+@dataclass(slots=True)
 class Delivery:
-    """What one engine step produced for one sequence; `scores` in prompt order."""
+    """What one engine step produced for one sequence; `scores` in prompt order.
+
+    `step` is shared by all deliveries of the step.
+    """
 
     tokens: list[TokenEvent] = field(default_factory=list)
     scores: list[PositionScore] = field(default_factory=list)
+    step: StepTimes = field(default_factory=StepTimes)
     end: GenerationEnd | None = None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kiln.engine.ports import PositionScore
+from kiln.core.scoring import PositionScore
 from kiln.engine.sampler import top_ids
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable
 
 import numpy as np
@@ -26,12 +27,16 @@ class Sequence:
         "admitted",
         "cached_tokens",
         "computed",
+        "decode_s",
         "first_token",
         "gate",
         "key",
+        "prefill_s",
         "prompt_length",
+        "received",
         "request",
         "sampler",
+        "sampling_s",
         "scored",
         "slot",
         "submitted",
@@ -51,6 +56,8 @@ class Sequence:
         self.scored = 0
         self.slot: int | None = None
         self.submitted = submitted
+        self.received = time.monotonic()
+        self.prefill_s = self.decode_s = self.sampling_s = 0.0
         self.admitted: float | None = None
         self.first_token: float | None = None
 
@@ -84,7 +91,16 @@ class Sequence:
         return GenerationEnd(
             reason=reason,
             outcome=self.gate.outcome() if self.gate is not None else None,
-            timings=Timings(self.submitted, self.admitted, self.first_token, now),
+            timings=Timings(
+                submitted=self.submitted,
+                received=self.received,
+                admitted=self.admitted,
+                first_token=self.first_token,
+                ended=now,
+                prefill_s=self.prefill_s,
+                decode_s=self.decode_s,
+                sampling_s=self.sampling_s,
+            ),
             error=error,
             cached_tokens=self.cached_tokens,
         )

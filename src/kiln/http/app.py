@@ -10,16 +10,21 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kiln.http import routes_kiln, routes_meta
+from kiln.http import openapi, routes_completions, routes_kiln, routes_meta
 from kiln.http.problems import EXCEPTION_HANDLERS
 from kiln.http.state import ServerState
 
 ROUTES = [
     Route("/v1/chat/completions", routes_kiln.chat_completions, methods=["POST"]),
+    Route("/v1/completions/batch", routes_completions.batch_completions, methods=["POST"]),
+    Route("/v1/completions", routes_completions.score_prompt, methods=["POST"]),
     Route("/v1/models", routes_meta.list_models, methods=["GET"]),
     Route("/v1/config", routes_meta.config, methods=["GET"]),
     Route("/health", routes_meta.health, methods=["GET"]),
     Route("/metrics", routes_meta.metrics, methods=["GET"]),
+    Route("/contracts/{name}", openapi.contract_route, methods=["GET"]),
+    Route("/openapi.json", openapi.openapi_route, methods=["GET"]),
+    Route("/docs", openapi.docs_page, methods=["GET"]),
     Route("/lmkit/v1/chat/skip-thinking", routes_meta.skip_thinking, methods=["POST"]),
 ]
 

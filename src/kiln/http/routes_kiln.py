@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 async def chat_completions(request: Request) -> Response:
     state: ServerState = request.app.state.kiln
+    entered = time.monotonic()
     body = await read_json_body(request, state.settings.server.max_body_bytes)
 
     def prepare() -> tuple[Prepared, ReplyOptions]:
@@ -31,7 +33,7 @@ async def chat_completions(request: Request) -> Response:
         return state.service.prepare(to_turn(wire)), state.reply_options(wire)
 
     prepared, options = await state.service.in_worker(prepare)
-    exchange = state.service.start(prepared)
+    exchange = state.service.start(prepared, entered=entered)
     if options.stream:
         return await _stream(request, exchange, options)
     try:

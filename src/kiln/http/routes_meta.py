@@ -7,7 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kiln.core.errors import ExchangeNotFound
+from kiln.core.errors import CannotSkip, ExchangeNotFound
 from kiln.core.settings import settings_as_json
 from kiln.dialects.validate import decode
 from kiln.http.body import read_json_body
@@ -57,5 +57,7 @@ async def skip_thinking(request: Request) -> Response:
     exchange = state.service.find(body.request_id)
     if exchange is None:
         raise ExchangeNotFound(f"no running exchange {body.request_id!r}", param="request_id")
+    if not exchange.can_skip:
+        raise CannotSkip("a rollout with provenance cannot be skipped", param="request_id")
     exchange.skip_thinking()
     return JSONResponse({"status": "accepted"}, status_code=202)

@@ -1,0 +1,161 @@
+"""The latency ledger of one completion: cheap notes per token, one reckoning at the end.
+
+All marks come from one monotonic clock. A gap is the time between two tokens' readiness; a gap at
+or above max(250 ms, 5 x p50) is a stall, and its cause is the phase that overlaps it most, if that
+explains min(250 ms, half the gap).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import numpy as np
+
+from kiln.core.latency import Latency, TokenTiming
+from kiln.engine.ports import Delivery, StepTimes, Timings
+
+RETAINED_GAPS = 8192
+STALL_FLOOR_S = 0.25
+STALL_FACTOR = 5.0
+
+# A gap's phases, in seconds: another prompt's computation, decoding, sampling, delivery, handler queue.
+_PHASES = ("actor_prefill", "actor_decode", "sampling", "response_delivery", "handler_queue")
+Gap = tuple[float, ...]
+
+
+class LatencyLedger:
+    """Notes one choice's deliveries. `started` is `time.monotonic()` at the handler's entry."""
+
+    def __init__(self, started: float, prepare_s: float) -> None:
+        self._started = started
+        self._prepare_s = prepare_s
+        self._tokens = 0
+        self._first: float | None = None
+        self._last: float | None = None
+        self._before: StepTimes | None = None
+        # Rows of (gap, *phases); bounded, so that an endless completion costs bounded memory.
+        self._gaps: list[Gap] = []
+        self._gap_count = 0
+        self._longest = 0.0
+        self._delivery_s = 0.0
+        self._queue_s = 0.0
+        self._client_s = 0.0
+        self._received = started
+
+    def received(self, delivery: Delivery) -> list[TokenTiming]:
+        """Note a delivery as it reaches the handler. Returns one timing a token."""
+        now = time.monotonic()
+        step = delivery.step
+        timings = []
+        for token in delivery.tokens:
+            delivery_s, queue_s = max(0.0, step.handed - token.ready_s), max(0.0, now - step.handed)
+            phases = self._phases(step, delivery_s, queue_s)
+            timings.append(self._timing(token.token_id, token.ready_s, step.handed, now, phases))
+            if self._last is None:
+                self._first = token.ready_s
+            else:
+                self._note_gap(token.ready_s - self._last, phases)
+            self._last = token.ready_s
+            self._tokens += 1
+            self._delivery_s += delivery_s
+            self._queue_s += queue_s
+        self._before = step
+        self._received = now
+        return timings
+
+    def enqueued(self) -> None:
+        """Note that the last delivery's text was handed to the response body."""
+        self._client_s += time.monotonic() - self._received
+
+    def now_ms(self) -> float:
+        """Milliseconds since the request's start."""
+        return self._ms(time.monotonic())
+
+    def reckon(self, timings: Timings, *, streamed: bool) -> Latency:
+        """The account, once the completion has ended."""
+        gaps = np.array([gap[0] for gap in self._gaps])
+        p50, p99, p999 = np.quantile(gaps, (0.5, 0.99, 0.999)) if len(gaps) else (None, None, None)
+        threshold = None if p50 is None else max(STALL_FLOOR_S, STALL_FACTOR * float(p50))
+        total = time.monotonic() - self._started
+        known = self._prepare_s + timings.prefill_s + timings.decode_s + timings.sampling_s
+        known += _between(timings.submitted, timings.admitted) + self._delivery_s + self._queue_s
+        return Latency(
+            emitted_tokens=self._tokens,
+            gap_samples=self._gap_count,
+            retained_gap_samples=len(self._gaps),
+            ttft_ms=None if self._first is None else self._ms(self._first),
+            itl_ms_p50=_to_ms(p50),
+            itl_ms_p99=_to_ms(p99),
+            itl_ms_p999=_to_ms(p999),
+            max_itl_ms=_to_ms(self._longest) if self._gap_count else None,
+            stall_threshold_ms=_to_ms(threshold),
+            stall_reasons=self._stalls(threshold),
+            total_ms=total * 1000,
+            tokenization_ms=self._prepare_s * 1000,
+            queue_ms=_span(timings.submitted, timings.received),
+            admission_ms=_span(timings.received, timings.admitted),
+            prefill_ms=timings.prefill_s * 1000,
+            prefill_wall_ms=_span(timings.admitted, timings.first_token),
+            decode_ms=timings.decode_s * 1000,
+            sampling_ms=timings.sampling_s * 1000,
+            response_delivery_ms=self._delivery_s * 1000,
+            handler_queue_ms=self._queue_s * 1000,
+            client_delivery_ms=self._client_s * 1000 if streamed else None,
+            unexplained_ms=max(0.0, total - known) * 1000,
+        )
+
+    def _phases(self, step: StepTimes, delivery_s: float, queue_s: float) -> Gap:
+        # Prompt calls run after the decode call of their step: they delay the next step's tokens.
+        # The first token comes out of its own prompt call, which is over before the gap begins.
+        prefill_s = self._before.prefill_s if self._before is not None and self._tokens > 1 else 0.0
+        return prefill_s, step.decode_s, step.sampling_s, delivery_s, queue_s
+
+    def _timing(self, token_id: int, ready: float, handed: float, now: float, phases: Gap) -> TokenTiming:
+        cause, cause_s = _largest(phases)
+        first = self._last is None
+        return TokenTiming(
+            token_index=self._tokens,
+            token_id=token_id,
+            ready_ms=self._ms(ready),
+            delivered_ms=self._ms(max(ready, handed)),
+            received_ms=self._ms(max(now, handed)),
+            enqueued_ms=self._ms(now),
+            cause=None if first else cause,
+            cause_ms=None if first else cause_s * 1000,
+        )
+
+    def _note_gap(self, gap: float, phases: Gap) -> None:
+        self._gap_count += 1
+        self._longest = max(self._longest, gap)
+        if len(self._gaps) < RETAINED_GAPS:
+            self._gaps.append((gap, *phases))
+
+    def _stalls(self, threshold: float | None) -> dict[str, int]:
+        causes: Counter[str] = Counter()
+        for gap, *phases in self._gaps:
+            if threshold is not None and gap >= threshold:
+                cause, explained = _largest(tuple(phases))
+                enough = explained >= min(STALL_FLOOR_S, gap / 2)
+                causes[cause if enough else "unexplained"] += 1
+        return dict(causes)
+
+    def _ms(self, mark: float) -> float:
+        return max(0.0, mark - self._started) * 1000
+
+
+def _largest(phases: Gap) -> tuple[str, float]:
+    place = max(range(len(phases)), key=phases.__getitem__)
+    return _PHASES[place], phases[place]
+
+
+def _span(start: float | None, end: float | None) -> float | None:
+    return None if start is None or end is None else _between(start, end) * 1000
+
+
+def _between(start: float, end: float | None) -> float:
+    return 0.0 if end is None else max(0.0, end - start)
+
+
+def _to_ms(seconds: float | None) -> float | None:
+    return None if seconds is None else float(seconds) * 1000

@@ -1,0 +1,108 @@
+"""`POST /v1/completions/batch` and `POST /v1/completions` (prompt scoring)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from kiln.chat.prepare import Prepared
+from kiln.chat.scoring import prepare_scoring
+from kiln.chat.service import Exchange
+from kiln.core.completion import Completion
+from kiln.core.errors import KilnError, RequestError
+from kiln.core.scoring import ScoredPrompt
+from kiln.core.turn import ChatTurn
+from kiln.dialects.batch import decode_batch, to_batch_response, to_turns
+from kiln.dialects.rollouts import fingerprint
+from kiln.dialects.scoring import decode_scoring, to_scoring_response
+from kiln.engine.ports import GenerationRequest
+from kiln.http.body import read_json_body
+from kiln.http.sse import unless_disconnected
+from kiln.http.state import ServerState
+
+log = logging.getLogger(__name__)
+
+
+async def batch_completions(request: Request) -> Response:
+    state: ServerState = request.app.state.kiln
+    entered = time.monotonic()
+    body = await read_json_body(request, state.settings.server.max_body_bytes)
+
+    def prepare() -> list[Prepared]:
+        turns = to_turns(decode_batch(body))
+        return [_prepare_prompt(state, turn, index) for index, turn in enumerate(turns)]
+
+    prepared = await state.service.in_worker(prepare)
+    state.service.engine.ensure_room(sum(len(p.requests) for p in prepared))
+    exchanges = [state.service.start(p, entered=entered) for p in prepared]
+    try:
+        completions = await unless_disconnected(request.receive, _collect_all(exchanges))
+    except ClientDisconnect:
+        return Response(status_code=499)
+    finally:
+        for exchange in exchanges:
+            exchange.abandon()
+    response = to_batch_response(
+        completions,
+        [len(p.prompt_ids) for p in prepared],
+        prepared[0].turn.n,
+        state.service.model.id,
+        prepared[0].budget,
+    )
+    return Response(msgspec.json.encode(response), media_type="application/json")
+
+
+def _prepare_prompt(state: ServerState, turn: ChatTurn, index: int) -> Prepared:
+    """Prepare one prompt; a refusal that speaks of `messages` names the prompt instead."""
+    try:
+        return state.service.prepare(turn)
+    except RequestError as error:
+        if error.param is not None and error.param.startswith("messages"):
+            error.param = f"prompts[{index}]{error.param.removeprefix('messages')}"
+        raise
+
+
+async def _collect_all(exchanges: list[Exchange]) -> list[Completion | None]:
+    """Every completion; one that fails is None and does not disturb the others."""
+
+    async def one(exchange: Exchange) -> Completion | None:
+        try:
+            return await exchange.collect()
+        except KilnError as error:
+            log.warning("a batch item failed: %s", error.message)
+            return None
+
+    return await asyncio.gather(*(one(exchange) for exchange in exchanges))
+
+
+async def score_prompt(request: Request) -> Response:
+    state: ServerState = request.app.state.kiln
+    model = state.service.model
+    body = await read_json_body(request, state.settings.server.max_body_bytes)
+
+    def prepare() -> tuple[GenerationRequest, str]:
+        wire = decode_scoring(body)
+        scoring = prepare_scoring(
+            wire.prompt,
+            wire.prompt_logprobs,
+            model_id=wire.model,
+            add_special=wire.add_special_tokens,
+            model=model,
+        )
+        return scoring, fingerprint(model.policy())
+
+    scoring, address = await state.service.in_worker(prepare)
+    try:
+        positions = await unless_disconnected(request.receive, state.service.score(scoring))
+    except ClientDisconnect:
+        return Response(status_code=499)
+    scored = ScoredPrompt(model.id, address, tuple(scoring.prompt_ids), positions)
+    content = await state.service.in_worker(
+        lambda: msgspec.json.encode(to_scoring_response(scored, model.tokenizer.pieces))
+    )
+    return Response(content, media_type="application/json")
