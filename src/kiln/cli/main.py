@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from kiln.cli.bench import bench
 from kiln.cli.chat import chat
 from kiln.cli.config import config
+from kiln.cli.contracts import contracts
 from kiln.cli.serve import serve
 
 app = typer.Typer(
@@ -18,8 +20,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, config, chat):
+for command in (serve, config, chat, bench):
     app.command()(command)
+app.add_typer(contracts)
 
 
 def _show_version(wanted: bool) -> None:
