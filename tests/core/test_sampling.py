@@ -58,6 +58,7 @@ def test_resolved_values_are_in_range(sources: list[SamplingOverrides]) -> None:
         ("temperature", 0, 0.0),
         ("temperature", -1.5, 0.0),
         ("temperature", 7.5, 7.5),
+        ("temperature", 1e300, 1e6),
         ("top_p", 0.0, 0.0),
         ("top_p", 1.5, 1.0),
         ("top_k", 0, 0),
@@ -68,6 +69,8 @@ def test_resolved_values_are_in_range(sources: list[SamplingOverrides]) -> None:
         ("repetition_penalty", 0.0, 1.0),
         ("repetition_penalty", -2.0, 1.0),
         ("repetition_penalty", 0.5, 0.5),
+        ("repetition_penalty", 1e-300, 1e-3),
+        ("repetition_penalty", 1e300, 1e3),
     ],
 )
 def test_clamping(name: str, stated: float, effective: float) -> None:

@@ -17,6 +17,7 @@ import pytest
 from kiln.core.budgets import Outcome, Trigger
 from kiln.core.errors import EngineFailed, ModelLoadError, QueueFull, RequestTimedOut, ShuttingDown
 from kiln.core.sampling import SamplingParams
+from kiln.core.scoring import PositionScore
 from kiln.core.tokens import FinishReason, Source, TokenEvent
 from kiln.engine.loop import BatchingEngine
 from kiln.engine.ports import (
@@ -24,7 +25,6 @@ from kiln.engine.ports import (
     GenerationEnd,
     GenerationRequest,
     KVExhausted,
-    PositionScore,
     ScoreSpec,
     ThinkingSpec,
 )
