@@ -7,7 +7,7 @@ drives (run one model call). A distributed engine implements `Engine`; a local b
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -57,7 +57,7 @@ class GenerationRequest:
     thinking: ThinkingSpec | None = None
     exact: bool = False
     priority: bool = False
-    scope: Hashable = None
+    scope: str = ""
     scores: ScoreSpec | None = None
 
 

@@ -8,7 +8,7 @@ computed exactly.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +30,7 @@ class Entry:
 
     slot: int
     ids: NDArray[np.int32]
-    scope: Hashable = None
+    scope: str = ""
     computed: int = 0
     exact: int = 0
     busy: bool = True
@@ -76,7 +76,7 @@ class PrefixCache:
         self,
         ids: NDArray[np.int32],
         *,
-        scope: Hashable,
+        scope: str,
         exact: bool,
         without: frozenset[int] = frozenset(),
     ) -> Match:

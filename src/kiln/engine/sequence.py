@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +78,7 @@ class Sequence:
         return self.request.exact
 
     @property
-    def scope(self) -> Hashable:
+    def scope(self) -> str:
         return self.request.scope
 
     @property

@@ -1,0 +1,121 @@
+"""The event loop's side of an engine: generations by key, the queue's bound, deliveries."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Mapping
+from itertools import count
+
+from kiln.core.errors import EngineFailed, KilnError, QueueFull
+from kiln.core.tokens import FinishReason
+from kiln.engine.messages import Cancel, CloseThinking, Command, EngineLimits, StepReport, Submit
+from kiln.engine.ports import Delivery, EngineStats, GenerationEnd, GenerationRequest, Timings
+
+
+class EngineFrontend(ABC):
+    """What every `Engine` over an `EngineWorker` does on the event loop. All methods run there."""
+
+    def __init__(self, *, context_length: int, limits: EngineLimits, max_queue: int) -> None:
+        self.context_length = context_length
+        self._limits = limits
+        self._max_queue = max_queue
+        self._generations: dict[int, BatchGeneration] = {}
+        self._keys = count()
+        self._stats = EngineStats(0, 0, 0, 0, 0)
+        self._facts: Mapping[str, object] = {}
+
+    @property
+    @abstractmethod
+    def is_alive(self) -> bool: ...
+
+    @abstractmethod
+    def tell(self, command: Command) -> None:
+        """Send a command to the worker, which reads it between two steps."""
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        return self._facts
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    def ensure_room(self, count: int) -> None:
+        # Requests that find a free place need not wait, so they do not count against the queue.
+        if len(self._generations) + count > self._limits.parallel + self._max_queue:
+            raise QueueFull(
+                f"{len(self._generations)} requests are running or waiting;"
+                f" {self._limits.parallel} may run and {self._max_queue} wait"
+            )
+
+    def submit(self, request: GenerationRequest) -> BatchGeneration:
+        if not self.is_alive:
+            raise EngineFailed("the engine is not running")
+        self.ensure_room(1)
+        command = Submit(next(self._keys), request, time.monotonic())
+        generation = BatchGeneration(self, command)
+        self._generations[command.key] = generation
+        self.tell(command)
+        return generation
+
+    def receive(self, report: StepReport) -> None:
+        """Pass a report's deliveries on."""
+        self._stats = report.stats
+        for key in report.admitted:
+            generation = self._generations.get(key)
+            if generation is not None:
+                generation.has_begun = True
+        for key, delivery in report.deliveries.items():
+            if delivery.end is not None:
+                generation = self._generations.pop(key, None)
+            else:
+                generation = self._generations.get(key)
+            if generation is not None:
+                generation.deliver(delivery)
+
+    def fail(self, generations: Iterable[BatchGeneration], error: KilnError) -> None:
+        """End generations with an error, without the worker."""
+        now = time.monotonic()
+        for generation in list(generations):
+            self._generations.pop(generation.command.key, None)
+            timings = Timings(generation.command.submitted, ended=now)
+            generation.deliver(Delivery(end=GenerationEnd(FinishReason.ERROR, None, timings, error)))
+
+
+class BatchGeneration:
+    """The event loop's end of one sequence. Implements the `Generation` port."""
+
+    def __init__(self, engine: EngineFrontend, command: Submit) -> None:
+        self.command = command
+        # Whether the worker has taken it from the queue; until then it may be submitted again.
+        self.has_begun = False
+        self._engine = engine
+        self._deliveries: deque[Delivery] = deque()
+        self._ready = asyncio.Event()
+        self._ended = False
+
+    def __aiter__(self) -> BatchGeneration:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        if self._ended and not self._deliveries:
+            raise StopAsyncIteration
+        while not self._deliveries:
+            self._ready.clear()
+            await self._ready.wait()
+        return self._deliveries.popleft()
+
+    def cancel(self, error: KilnError | None = None) -> None:
+        if not self._ended:
+            self._engine.tell(Cancel(self.command.key, error))
+
+    def close_thinking(self) -> None:
+        if not self._ended:
+            self._engine.tell(CloseThinking(self.command.key))
+
+    def deliver(self, delivery: Delivery) -> None:
+        self._ended = delivery.end is not None
+        self._deliveries.append(delivery)
+        self._ready.set()

@@ -1,0 +1,49 @@
+"""What crosses between the event loop and the engine's worker, in one process or between two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kiln.core.errors import KilnError
+from kiln.engine.ports import Delivery, EngineStats, GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A new request. `submitted` is `time.monotonic()`, which all processes of a machine share."""
+
+    key: int
+    request: GenerationRequest
+    submitted: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    key: int
+    error: KilnError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CloseThinking:
+    key: int
+
+
+Command = Submit | Cancel | CloseThinking
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What happened since the last report: deliveries by key, the keys that left the queue, counts."""
+
+    deliveries: dict[int, Delivery]
+    admitted: list[int]
+    stats: EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """`parallel` sequences at once; prompt tokens a step, and while others decode."""
+
+    parallel: int
+    step_tokens: int = 512
+    stall_tokens: int = 128

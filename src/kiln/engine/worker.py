@@ -1,0 +1,247 @@
+"""The engine thread's work: commands in, steps turned, reports out.
+
+Invariant of the loop: `schedule` decides, `begin`, `apply` and `accept` write; nothing else touches
+scheduler state. Commands are read between steps only, and everything that a step produced leaves in
+one report.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kiln.core.errors import EngineFailed, InternalError, KilnError
+from kiln.core.tokens import FinishReason, Source, TokenEvent
+from kiln.engine.messages import Cancel, Command, EngineLimits, StepReport, Submit
+from kiln.engine.ports import (
+    Chunk,
+    Delivery,
+    EngineStats,
+    KVExhausted,
+    ModelRunner,
+    ScoreSpec,
+    StepTimes,
+)
+from kiln.engine.scheduler import Limits, Pick, PlannedCall, Scheduler, Step
+from kiln.engine.scoring import score_position
+from kiln.engine.sequence import Sequence
+from kiln.thinking.gate import ThinkingGate
+
+log = logging.getLogger(__name__)
+
+Publish = Callable[[StepReport], None]
+
+
+class EngineWorker:
+    """Everything that lives on the engine thread."""
+
+    def __init__(
+        self, runner: ModelRunner, pieces: SequenceOf[bytes], limits: EngineLimits, publish: Publish
+    ) -> None:
+        self._runner = runner
+        self._pieces = pieces
+        self._publish = publish
+        self._scheduler = Scheduler(
+            Limits(
+                running=limits.parallel,
+                slots=runner.sequences,
+                kv_cells=runner.kv_cells,
+                step_tokens=limits.step_tokens,
+                stall_tokens=limits.stall_tokens,
+                max_rows=runner.max_rows,
+                can_share=runner.can_share,
+            )
+        )
+        self._sequences: dict[int, Sequence] = {}
+        self._outbox: dict[int, Delivery] = {}
+        self._admitted: list[int] = []
+        self._times = StepTimes()
+        self._refused = False
+        self._steps = self._computed = self._cached = self._preemptions = 0
+
+    def run(self, commands: queue.SimpleQueue[Command | None]) -> None:
+        """Turn steps until a None command arrives; sleep on the queue while idle."""
+        while True:
+            while self._scheduler.is_idle or not commands.empty():
+                command = commands.get()
+                if command is None:
+                    self._end_all(FinishReason.CANCELLED)
+                    self._flush()
+                    return
+                self._handle(command)
+                if commands.empty():
+                    self._flush()
+            try:
+                self._step()
+            except KilnError as error:
+                log.error("engine step failed: %s", error.message)
+                self._end_all(FinishReason.ERROR, error)
+                # What the native side holds after a failed call is unknown.
+                self._drop(self._scheduler.forget_all())
+            self._flush()
+
+    def _handle(self, command: Command) -> None:
+        if isinstance(command, Submit):
+            self._add(command)
+        elif (sequence := self._sequences.get(command.key)) is not None:
+            if isinstance(command, Cancel):
+                reason = FinishReason.CANCELLED if command.error is None else FinishReason.ERROR
+                self._end(sequence, reason, command.error)
+            elif sequence.gate is not None:
+                sequence.gate.skip()
+
+    def _add(self, submit: Submit) -> None:
+        request = submit.request
+        gate = None
+        if request.thinking is not None:
+            gate = ThinkingGate(request.thinking.close, request.thinking.limits, self._pieces)
+        sequence = Sequence(submit.key, request, gate, submit.submitted)
+        self._sequences[submit.key] = sequence
+        self._scheduler.add(sequence)
+
+    # One step.
+
+    def _step(self) -> None:
+        step = self._scheduler.schedule()
+        self._begin(step)
+        if step.stuck is not None:
+            self._end_too_large(step.stuck)
+        calls = [(planned, True) for planned in step.decode] + [(planned, False) for planned in step.prefill]
+        for planned, is_decode in calls:
+            if not self._call(planned, is_decode=is_decode):
+                break  # a later call of the step may build on this one
+        self._steps += 1
+
+    def _begin(self, step: Step) -> None:
+        dropped, copies = self._scheduler.begin(step, time.monotonic())
+        self._drop(dropped)
+        for copy in copies:
+            self._runner.copy(copy.source, copy.target, copy.length)
+        self._preemptions += len(step.preempted)
+        for admission in step.admitted:
+            self._cached += admission.shared
+            self._admitted.append(admission.sequence.key)
+
+    def _call(self, planned: PlannedCall, *, is_decode: bool) -> bool:
+        """Run a call and pick from its logits. False if the cache refused it and nothing was computed."""
+        started = time.monotonic()
+        try:
+            logits = self._runner.execute(planned.call)
+        except KVExhausted:
+            log.warning("the KV cache refused %d rows that the books had room for", planned.call.rows)
+            self._drop(self._scheduler.forget_all())
+            if self._refused:
+                self._scheduler.learn_exhausted(planned.call)
+            self._refused = True
+            return False
+        self._refused = False
+        now = time.monotonic()
+        self._scheduler.apply(planned)
+        self._note_time(planned.rows, now - started, is_decode=is_decode)
+        row = 0
+        for sequence, chunk in zip(planned.rows, planned.call.chunks, strict=True):
+            rows = logits[row : row + chunk.outputs]
+            row += chunk.outputs
+            if sequence.generated == 0:
+                self._computed += len(chunk.tokens)
+            if sequence.request.scores is not None:
+                self._score(sequence, chunk, rows, sequence.request.scores)
+            elif chunk.outputs:
+                self._pick(sequence, rows[0], now)
+        self._times.sampling_s += time.monotonic() - now
+        return True
+
+    def _note_time(self, rows: SequenceOf[Sequence], seconds: float, *, is_decode: bool) -> None:
+        if is_decode:
+            self._times.decode_s += seconds
+            for sequence in rows:
+                sequence.decode_s += seconds
+        else:
+            self._times.prefill_s += seconds
+            for sequence in set(rows):
+                sequence.prefill_s += seconds
+
+    def _pick(self, sequence: Sequence, logits: NDArray[np.float32], now: float) -> None:
+        try:
+            pick = _choose(sequence, logits, now)
+        except Exception:
+            # A fault in one request's sampling must not cost the others anything.
+            log.exception("sampling failed")
+            failure = InternalError("sampling failed for this request")
+            self._end(sequence, FinishReason.ERROR, failure)
+            return
+        sequence.sampling_s += time.monotonic() - now
+        self._post(sequence).tokens.append(TokenEvent(pick.token, pick.source, pick.logprob, now))
+        reason = self._scheduler.accept(sequence, pick, now)
+        if reason is not None:
+            self._end(sequence, reason)
+
+    def _score(self, sequence: Sequence, chunk: Chunk, rows: NDArray[np.float32], spec: ScoreSpec) -> None:
+        scores = self._post(sequence).scores
+        for offset, logits in enumerate(rows):
+            following = chunk.start + offset + 1
+            # After a preemption the prompt is computed again, but each position is reported once.
+            if sequence.scored < following < len(sequence.tokens):
+                sequence.scored = following
+                scores.append(score_position(logits, sequence.tokens[following], spec.top_k))
+        if sequence.computed == len(sequence.tokens):
+            self._end(sequence, FinishReason.LENGTH)
+
+    def _end(self, sequence: Sequence, reason: FinishReason, error: KilnError | None = None) -> None:
+        self._drop(self._scheduler.finish(sequence))
+        del self._sequences[sequence.key]
+        self._post(sequence).end = sequence.end(reason, time.monotonic(), error)
+
+    def _end_too_large(self, sequence: Sequence) -> None:
+        self._end(sequence, FinishReason.ERROR, EngineFailed("the KV cache cannot hold the request"))
+
+    def _end_all(self, reason: FinishReason, error: KilnError | None = None) -> None:
+        for sequence in list(self._sequences.values()):
+            self._end(sequence, reason, error)
+
+    def _drop(self, slots: SequenceOf[int]) -> None:
+        for slot in slots:
+            self._runner.drop(slot)
+
+    def _post(self, sequence: Sequence) -> Delivery:
+        delivery = self._outbox.get(sequence.key)
+        if delivery is None:
+            delivery = self._outbox[sequence.key] = Delivery(step=self._times)
+        return delivery
+
+    def _flush(self) -> None:
+        """Hand everything that happened to the event loop at once."""
+        scheduler = self._scheduler
+        stats = EngineStats(
+            running=len(scheduler.running),
+            waiting=scheduler.waiting,
+            kv_cells_used=scheduler.ledger.cells - scheduler.ledger.free,
+            kv_cells=scheduler.ledger.cells,
+            steps=self._steps,
+            prompt_tokens_computed=self._computed,
+            prompt_tokens_cached=self._cached,
+            preemptions=self._preemptions,
+        )
+        self._times.handed = time.monotonic()
+        self._publish(StepReport(self._outbox, self._admitted, stats))
+        self._outbox, self._admitted, self._times = {}, [], StepTimes()
+
+
+def _choose(sequence: Sequence, logits: NDArray[np.float32], now: float) -> Pick:
+    """Sample, and let the thinking gate replace what was sampled."""
+    gate = sequence.gate
+    if gate is None or gate.is_done:
+        token, logprob = sequence.sampler.pick(logits)
+        return Pick(token, Source.SAMPLED, logprob)
+    if gate.next_forced is not None:
+        token, source = gate.accept(gate.next_forced, now)
+        return Pick(token, source, None)
+    sampled, logprob = sequence.sampler.pick(logits)
+    token, source = gate.accept(sampled, now)
+    return Pick(token, source, logprob if source is Source.SAMPLED else None)
