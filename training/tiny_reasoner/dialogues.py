@@ -182,6 +182,7 @@ MAKERS: dict[str, Maker] = {
     "long echo": _long_echo,
     "second turn": partial(_arithmetic, second_turn=True),
     "text tools": partial(tool_dialogue, picks=TEXT_TOOLS),
+    "unit tools": partial(tool_dialogue, picks=["convert_units", "calc_arithmetic"]),
     "unknown": _unknown,
     "forever": _forever,
 }
