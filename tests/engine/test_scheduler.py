@@ -80,7 +80,7 @@ class World:
         *,
         exact: bool = False,
         priority: bool = False,
-        scope: str | None = None,
+        scope: str = "",
     ) -> Sequence:
         key = len(self.submitted)
         request = GenerationRequest(
@@ -233,7 +233,7 @@ def add_any(world: World, data: st.DataObject) -> None:
         max_tokens,
         exact=data.draw(st.booleans()),
         priority=data.draw(st.booleans()),
-        scope=data.draw(st.sampled_from([None, None, "adapter"])),
+        scope=data.draw(st.sampled_from(["", "", "adapter"])),
     )
 
 
