@@ -1,0 +1,103 @@
+"""Servers that the tests of this folder share. They run on threads of the test process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from . import traffic
+from .scripted import Stage, scripted_app
+from .servers import FIXTURES, Server, serving, serving_model
+
+
+@pytest.fixture(autouse=True)
+def contract_kept() -> Iterator[None]:
+    """No answer to this test's requests broke the contract."""
+    traffic.violations.clear()
+    yield
+    found = list(traffic.violations)
+    traffic.violations.clear()
+    assert not found, "\n".join(found[:20])
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """The bundled model with default settings."""
+    with serving_model() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def budgeting_server() -> Iterator[Server]:
+    """Both budgets have a default."""
+    with serving_model(
+        server__default_thinking_budget_tokens=8, server__default_thinking_budget_ms=60_000
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def small_server() -> Iterator[Server]:
+    """A context of 128 tokens."""
+    with serving_model(engine__ctx_size=128) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def narrow_server() -> Iterator[Server]:
+    """Two sequences, and room for eight more to wait."""
+    with serving_model(engine__parallel=2, engine__max_queue=8) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def quiet_server() -> Iterator[Server]:
+    """Requests do not think unless they ask for it."""
+    with serving_model(server__default_thinking_enabled=False) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def multi_close_server() -> Iterator[Server]:
+    """A model whose tokenizer writes the close tag with several ordinary tokens."""
+    with serving_model(model__path=str(FIXTURES / "multi-close.gguf")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def scripted() -> Iterator[tuple[Server, Stage]]:
+    app, stage = scripted_app()
+    with serving(app) as running:
+        yield running, stage
+
+
+@pytest.fixture
+def stage(scripted: tuple[Server, Stage]) -> Iterator[Stage]:
+    """The stage of `scripted_server`, cleared."""
+    running, stage = scripted
+    stage.clear()
+    yield stage
+    stage.clear()
+    running.wait_idle()
+
+
+@pytest.fixture
+def scripted_server(scripted: tuple[Server, Stage], stage: Stage) -> Server:
+    return scripted[0]
+
+
+@pytest.fixture(scope="session")
+def held_out() -> list[dict[str, Any]]:
+    """Problems that the model never saw: prompt, answer, number of terms."""
+    problems: list[dict[str, Any]] = json.loads((FIXTURES / "heldout.json").read_text("utf-8"))
+    return problems
+
+
+@pytest.fixture(scope="session")
+def reference() -> list[dict[str, Any]]:
+    """What transformers wrote for 50 prompts, greedily."""
+    cases: list[dict[str, Any]] = json.loads((FIXTURES / "reference.json").read_text("utf-8"))["cases"]
+    return cases

@@ -1,0 +1,124 @@
+"""A server whose model says what a script tells it, token by token.
+
+Everything but the model is real: tokenizer, template, engine, gate, scanner, HTTP. A sequence's position
+decides what is sampled, so a token that the thinking gate replaces is lost, as a sampled one would be.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from starlette.applications import Starlette
+
+from kiln.backends.llamacpp import LlamaModel
+from kiln.cli.assembly import app_over, describe_model, load_model
+from kiln.core.settings import Settings
+from kiln.engine.ports import ModelCall
+
+from .servers import settings_of
+
+# A token id, or what decides one: it may also wait, or raise.
+Beat = int | Callable[[], int]
+
+KV_CELLS = 16384
+# A logit that leaves no doubt at ordinary temperatures.
+SURE = 100.0
+
+
+class Stage:
+    """What the scripted model will say. After the script it ends its turn."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.llama: LlamaModel = load_model(settings)
+        self.settings = settings
+        self.end = self.token("<|im_end|>")
+        self.clear()
+
+    def clear(self) -> None:
+        self.script: list[Beat] = []
+        self.loop: list[Beat] = []
+        self.pace_s = 0.0
+
+    def token(self, text: str) -> int:
+        """The one token of this text."""
+        (token,) = self.llama.encode(text)
+        return token
+
+    def tokens(self, *texts: str) -> list[Beat]:
+        """Each text as the tokenizer would write it alone."""
+        return [token for text in texts for token in self.llama.encode(text)]
+
+    def bytes(self, text: str) -> list[Beat]:
+        """One token a byte."""
+        return [self.llama.pieces.index(bytes([byte])) for byte in text.encode()]
+
+    def say(self, *parts: str | list[Beat]) -> None:
+        """Set the script. Texts are tokenized alone, one after the other."""
+        self.script = [b for part in parts for b in (self.tokens(part) if isinstance(part, str) else part)]
+
+    def repeat(self, *parts: str) -> None:
+        """After the script say this for ever."""
+        self.loop = self.tokens(*parts)
+
+    def beat(self, position: int) -> int:
+        if self.pace_s:
+            time.sleep(self.pace_s)
+        if position < len(self.script):
+            beat = self.script[position]
+        elif self.loop:
+            beat = self.loop[(position - len(self.script)) % len(self.loop)]
+        else:
+            beat = self.end
+        return beat if isinstance(beat, int) else beat()
+
+
+class ScriptedRunner:
+    """Implements the `ModelRunner` port over a stage."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self.n_vocab = stage.llama.n_vocab
+        self.sequences = stage.settings.engine.parallel
+        self.kv_cells = KV_CELLS
+        self.max_rows = 2048
+        self.can_share = False
+        # Where each sequence's completion begins.
+        self._begins: dict[int, int] = {}
+
+    def execute(self, call: ModelCall) -> NDArray[np.float32]:
+        rows = []
+        for chunk in call.chunks:
+            end = chunk.start + len(chunk.tokens)
+            if chunk.start == 0:
+                self._begins.pop(chunk.sequence, None)
+            if chunk.outputs:
+                assert chunk.logits == "last", "only completions are scripted"
+                begin = self._begins.setdefault(chunk.sequence, end)
+                row = np.zeros(self.n_vocab, np.float32)
+                row[self._stage.beat(end - begin)] = SURE
+                rows.append(row)
+        return np.stack(rows) if rows else np.empty((0, self.n_vocab), np.float32)
+
+    def drop(self, sequence: int) -> None:
+        self._begins.pop(sequence, None)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        raise AssertionError("this runner cannot share prefixes")
+
+    def describe(self) -> Mapping[str, object]:
+        return {"backend": "scripted"}
+
+    def close(self) -> None:
+        pass
+
+
+def scripted_app(**values: Any) -> tuple[Starlette, Stage]:
+    """The application over a scripted model, and the stage that directs it."""
+    settings = settings_of(**values)
+    stage = Stage(settings)
+    model = describe_model(settings, stage.llama)
+    return app_over(settings, stage.llama, model, lambda: ScriptedRunner(stage)), stage
