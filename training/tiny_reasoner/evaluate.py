@@ -1,7 +1,7 @@
 """Measures a trained directory: `python -m training.tiny_reasoner.evaluate models/tiny-reasoner`.
 
 Greedy, weights rounded to float16 as the GGUF file holds them, computed in float32, on
-problems and requests that training never sees. `--card` writes the tables into a model card.
+held-out sums and freshly drawn requests. `--card` writes the tables into a model card.
 """
 
 import argparse
