@@ -82,12 +82,14 @@ def start_backend() -> None:
 class LlamaModel:
     """Loaded weights and vocabulary. Implements the `Tokenizer` port; its methods are thread-safe."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, vocabulary_only: bool = False) -> None:
+        """With `vocabulary_only` the weights are not read: it tokenizes and tells facts, no more."""
         start_backend()
         if not path.is_file():
             raise ModelLoadError(f"no model file at {path}", hint="Give the path of a .gguf file.")
         params = native.llama_model_default_params()
-        if b"AMX_INT8 = 1" in native.llama_print_system_info():
+        params.vocab_only = vocabulary_only
+        if not vocabulary_only and b"AMX_INT8 = 1" in native.llama_print_system_info():
             # See scripts/install_llama.py; the library that it builds has no AMX, a stock one may.
             log.warning("llama.cpp was built with AMX, which is not safe everywhere: using slower kernels")
             params.use_extra_bufts = False
@@ -99,7 +101,6 @@ class LlamaModel:
         self.path = path
         self._vocab = native.llama_model_get_vocab(self._pointer)
         self.n_vocab = int(native.llama_vocab_n_tokens(self._vocab))
-        self.train_context = int(native.llama_model_n_ctx_train(self._pointer))
         self.pieces: list[bytes] = [self._piece(token) for token in range(self.n_vocab)]
         self.eos_ids = frozenset(
             token for token in range(self.n_vocab) if native.llama_vocab_is_eog(self._vocab, token)
@@ -137,6 +138,11 @@ class LlamaModel:
                 )
             )
         return pairs
+
+    @property
+    def train_context(self) -> int:
+        """Tokens of context the model was trained for. From the file: a vocabulary alone does not load it."""
+        return int(self.metadata.get(f"{self.metadata.get('general.architecture')}.context_length", 0))
 
     @property
     def name(self) -> str:

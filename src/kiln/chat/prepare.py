@@ -24,6 +24,7 @@ from kiln.core.errors import (
 from kiln.core.messages import Conversation
 from kiln.core.rollout import PolicyIdentity
 from kiln.core.sampling import MAX_SEED, SamplingParams, resolve_sampling
+from kiln.core.text import shorten
 from kiln.core.turn import ChatTurn
 from kiln.engine.ports import GenerationRequest, ThinkingSpec
 from kiln.text.template import RenderedPrompt, encode_prompt
@@ -58,7 +59,7 @@ def prepare(turn: ChatTurn, model: ServedModel) -> Prepared:
     """Raises the RequestError that names what the caller can mend."""
     started = time.monotonic()
     if turn.model is not None and turn.model != model.id:
-        raise ModelNotFound(f"the model {turn.model!r} is not served here", param="model")
+        raise ModelNotFound(f"the model {shorten(turn.model)} is not served here", param="model")
     conversation, thinking = _decide_thinking(turn.conversation, model)
     prompt = _render(conversation, thinking, model)
     in_reasoning = model.tags is not None and prompt.ends_with(model.tags.open)
@@ -76,7 +77,7 @@ def prepare(turn: ChatTurn, model: ServedModel) -> Prepared:
     if applied:
         _check_close(turn, max_tokens, len(prompt_ids), model)
     if turn.provenance:
-        _check_provenance(max_tokens, applied, model)
+        _check_provenance(turn, max_tokens, applied, model)
     # A template that leaves the opening to the model thinks although kiln cannot arm the gate.
     enabled = in_reasoning or (model.template_thinking.leaves_open_to_model and thinking.enabled)
     prepared = Prepared(
@@ -155,22 +156,22 @@ def _check_close(turn: ChatTurn, max_tokens: int, prompt_tokens: int, model: Ser
         raise CloseCannotFit(
             f"closing the thinking takes {need} tokens, but only {max_tokens} can be generated"
             + (f" in a context of {model.context_length}" if clamped else ""),
-            param="messages" if clamped else "max_tokens",
+            param="messages" if clamped else turn.max_tokens_field,
         )
     for stop in turn.stop:
         if stop_overlaps_close(stop, model.tags.close):
             raise StopOverlapsClose(
-                f"the stop string {stop!r} overlaps the closing tag {model.tags.close!r}", param="stop"
+                f"the stop string {shorten(stop)} overlaps the closing tag {model.tags.close!r}", param="stop"
             )
 
 
-def _check_provenance(max_tokens: int, applied: bool, model: ServedModel) -> None:
+def _check_provenance(turn: ChatTurn, max_tokens: int, applied: bool, model: ServedModel) -> None:
     close = len(model.close.ids) if applied and model.close is not None else 0
     if max_tokens <= close:
         raise InvalidField(
             "rollout_provenance needs room for a sampled token"
             + (f" beside the {close} of the closing tag" if close else ""),
-            param="max_tokens",
+            param=turn.max_tokens_field,
             hint="Raise max_tokens.",
         )
 

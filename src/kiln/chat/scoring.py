@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from kiln.chat.served import ServedModel
 from kiln.core.errors import ContextExceeded, EmptyPrompt, InvalidField, ModelNotFound
 from kiln.core.sampling import SamplingParams
+from kiln.core.text import shorten
 from kiln.engine.ports import GenerationRequest, ScoreSpec
 
 MAX_PROMPT = 4096
@@ -28,7 +29,7 @@ def prepare_scoring(
 ) -> GenerationRequest:
     """The engine request that scores a prompt. Raises the RequestError that names what to mend."""
     if model_id is not None and model_id != model.id:
-        raise ModelNotFound(f"the model {model_id!r} is not served here", param="model")
+        raise ModelNotFound(f"the model {shorten(model_id)} is not served here", param="model")
     if isinstance(prompt, str):
         ids = model.tokenizer.encode(prompt, add_special=add_special)
     else:

@@ -7,10 +7,11 @@ import logging
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from functools import cache
-from importlib.resources import as_file, files
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,9 @@ from kiln.core.rollout import PolicyIdentity
 from kiln.core.sampling import SamplingOverrides, SamplingParams, resolve_sampling
 from kiln.core.settings import Settings
 from kiln.engine.loop import BatchingEngine
-from kiln.engine.ports import ModelRunner
+from kiln.engine.messages import EngineLimits
+from kiln.engine.ports import Engine, ModelRunner
+from kiln.engine.process import ProcessEngine, RunnerPlan
 from kiln.engine.scheduler import EXACT_ROWS
 from kiln.http.app import build_app
 from kiln.http.metrics import Metrics
@@ -48,42 +51,52 @@ MAX_SEQUENCES = 255
 def create_app(settings: Settings) -> Starlette:
     """The application over the configured model. Raises SetupError where the model cannot be loaded.
 
-    Weights are loaded here; the lifespan starts and stops the engine and then frees them.
+    The lifespan starts and stops the engine: in a process of its own, where this one only loads the
+    vocabulary, or inline on a thread, over weights that are loaded here.
     """
-    llama = load_model(settings)
+    inline = settings.engine.mode == "inline"
+    llama = load_model(settings, vocabulary_only=not inline)
     model = describe_model(settings, llama)
-    kv_cells = _kv_cells(settings, model.context_length)
-
-    def make_runner() -> ModelRunner:
-        from kiln.backends.llamacpp import LlamaRunner
-
-        return LlamaRunner(
-            llama,
-            # As many again retain the prefixes of requests that have ended.
-            sequences=min(2 * settings.engine.parallel, MAX_SEQUENCES),
-            kv_cells=kv_cells,
+    if inline:
+        return app_over(settings, llama, model, lambda: _make_runner(settings, llama, model))
+    engine = ProcessEngine(
+        [sys.executable, "-m", "kiln.backends.engine_host"],
+        RunnerPlan(
+            model_path=str(llama.path),
+            sequences=_sequences(settings),
+            kv_cells=_kv_cells(settings, model.context_length),
             threads=_threads(settings),
-        )
-
-    return app_over(settings, llama, model, make_runner)
+            limits=_engine_limits(settings),
+            log_level=settings.server.log_level,
+        ),
+        context_length=model.context_length,
+        max_queue=settings.engine.max_queue,
+        environment=_child_environment(settings),
+        on_stopped=llama.close,
+    )
+    return _app(settings, llama, model, engine)
 
 
 def app_over(
     settings: Settings, llama: LlamaModel, model: ServedModel, make_runner: Callable[[], ModelRunner]
 ) -> Starlette:
-    """The application over a loaded model and a way to make its runner (tests script one)."""
+    """The application with an inline engine over a loaded model (tests script the runner)."""
+    limits = _engine_limits(settings)
+    engine = BatchingEngine(
+        make_runner,
+        pieces=llama.pieces,
+        context_length=model.context_length,
+        parallel=limits.parallel,
+        step_tokens=limits.step_tokens,
+        stall_tokens=limits.stall_tokens,
+        max_queue=settings.engine.max_queue,
+        on_stopped=llama.close,
+    )
+    return _app(settings, llama, model, engine)
 
+
+def _app(settings: Settings, llama: LlamaModel, model: ServedModel, engine: Engine) -> Starlette:
     async def start() -> ServerState:
-        engine = BatchingEngine(
-            make_runner,
-            pieces=llama.pieces,
-            context_length=model.context_length,
-            parallel=settings.engine.parallel,
-            step_tokens=settings.engine.step_tokens,
-            stall_tokens=settings.engine.stall_tokens,
-            max_queue=settings.engine.max_queue,
-            on_stopped=llama.close,
-        )
         await engine.start()
         metrics = Metrics(engine.stats)
         service = ChatService(model, engine, metrics, request_timeout_s=settings.engine.request_timeout_s)
@@ -92,6 +105,31 @@ def app_over(
         return ServerState(settings, service, metrics, facts)
 
     return build_app(start)
+
+
+def _make_runner(settings: Settings, llama: LlamaModel, model: ServedModel) -> ModelRunner:
+    from kiln.backends.llamacpp import LlamaRunner
+
+    return LlamaRunner(
+        llama,
+        sequences=_sequences(settings),
+        kv_cells=_kv_cells(settings, model.context_length),
+        threads=_threads(settings),
+    )
+
+
+def _engine_limits(settings: Settings) -> EngineLimits:
+    engine = settings.engine
+    return EngineLimits(engine.parallel, engine.step_tokens, engine.stall_tokens)
+
+
+def _sequences(settings: Settings) -> int:
+    """Resident sequences: as many again as may run retain the prefixes of requests that have ended."""
+    return min(2 * settings.engine.parallel, MAX_SEQUENCES)
+
+
+def _child_environment(settings: Settings) -> dict[str, str]:
+    return {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", settings.engine.openmp_wait_policy)}
 
 
 def serve(settings: Settings, on_ready: Callable[[str], None] | None = None) -> None:
@@ -166,7 +204,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def load_model(settings: Settings) -> LlamaModel:
+def load_model(settings: Settings, *, vocabulary_only: bool = False) -> LlamaModel:
     """Load the configured GGUF, or the bundled one."""
     # libgomp reads this when it is loaded, so it must be set before llama.cpp is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", settings.engine.openmp_wait_policy)
@@ -174,9 +212,10 @@ def load_model(settings: Settings) -> LlamaModel:
     from kiln.backends.llamacpp import LlamaModel
 
     if settings.model.path is not None:
-        return LlamaModel(resolve_model(settings.model.path))
-    with as_file(files("kiln") / "models" / f"{BUNDLED}-f16.gguf") as path:
-        return LlamaModel(path)
+        path = resolve_model(settings.model.path)
+    else:
+        path = Path(str(files("kiln"))) / "models" / f"{BUNDLED}-f16.gguf"
+    return LlamaModel(path, vocabulary_only=vocabulary_only)
 
 
 def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:

@@ -27,6 +27,7 @@ FLAGS: Mapping[str, str] = {
     "threads": "engine.threads",
     "parallel": "engine.parallel",
     "ctx_size": "engine.ctx_size",
+    "engine": "engine.mode",
     "log_level": "server.log_level",
     "default_thinking_budget_tokens": "server.default_thinking_budget_tokens",
     "default_thinking_budget_ms": "server.default_thinking_budget_ms",
@@ -46,6 +47,7 @@ PortFlag = Annotated[str | None, _flag("port", "N")]
 ThreadsFlag = Annotated[str | None, _flag("threads", "N")]
 ParallelFlag = Annotated[str | None, _flag("parallel", "N")]
 CtxSizeFlag = Annotated[str | None, _flag("ctx_size", "TOKENS")]
+EngineFlag = Annotated[str | None, _flag("engine", "process|inline")]
 LogLevelFlag = Annotated[str | None, _flag("log_level", "debug|info|warning|error")]
 BudgetTokensFlag = Annotated[str | None, _flag("default_thinking_budget_tokens", "N|unlimited")]
 BudgetMsFlag = Annotated[str | None, _flag("default_thinking_budget_ms", "N|unlimited")]

@@ -197,3 +197,12 @@ class ModelLoadError(SetupError):
 
 class DownloadError(SetupError):
     code = "download_failed"
+
+
+def error_of_code(code: str, message: str, *, hint: str | None = None) -> KilnError:
+    """The error of a code that another process sent."""
+    kinds: list[type[KilnError]] = [KilnError]
+    for kind in kinds:
+        kinds.extend(kind.__subclasses__())
+    found = next((kind for kind in kinds if kind.code == code), InternalError)
+    return found(message, hint=hint)

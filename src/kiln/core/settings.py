@@ -115,6 +115,11 @@ class EngineSettings:
     threads: int | None = _setting(
         None, "CPU threads that compute; unset, the number of physical cores.", low=1, high=1024
     )
+    mode: str = _setting(
+        "process",
+        "Where the engine runs: `process`, supervised, so that the server outlives it; `inline` on a thread.",
+        choices=("process", "inline"),
+    )
     parallel: int = _setting(16, "Sequences decoded together at most.", low=1, high=128)
     ctx_size: int | None = _setting(
         None,

@@ -15,7 +15,8 @@ class ChatTurn:
     """What to answer and how.
 
     Budget overrides have three states: UNSET = inherit, None = unlimited, an integer = that limit.
-    `max_tokens` None = the configured default. `seed` None = the runtime chooses. With `provenance`
+    `max_tokens` None = the configured default. `max_tokens_field` is the
+    request field it came from. `seed` None = the runtime chooses. With `provenance`
     the completion is computed exactly and comes with its rollout.
     """
 
@@ -24,6 +25,7 @@ class ChatTurn:
     sampling: SamplingOverrides = SamplingOverrides()
     sampling_preset: str | None = None
     max_tokens: int | None = None
+    max_tokens_field: str = "max_tokens"
     ignore_eos: bool = False
     budget_tokens: int | None | UnsetType = UNSET
     budget_ms: int | None | UnsetType = UNSET

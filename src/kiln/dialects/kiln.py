@@ -14,6 +14,7 @@ from kiln.core.errors import AdapterNotFound, InvalidField
 from kiln.core.latency import TokenTiming
 from kiln.core.messages import Conversation, Message
 from kiln.core.sampling import MAX_SEED, SamplingOverrides
+from kiln.core.text import shorten
 from kiln.core.turn import ChatTurn
 from kiln.dialects.performance import finish_reason_name, to_performance, to_token_timing
 from kiln.dialects.rollouts import to_provenance
@@ -66,7 +67,10 @@ def build_turn(
     request: Request, messages: list[wire.ChatMessageInput], where: str, *, provenance: bool = False
 ) -> ChatTurn:
     """A turn from the fields that chat and batch requests share, and one conversation named `where`."""
-    limit = request.max_tokens if request.max_tokens is not None else request.max_completion_tokens
+    field = "max_tokens"
+    if request.max_tokens is None and request.max_completion_tokens is not None:
+        field = "max_completion_tokens"
+    limit = getattr(request, field)
     return ChatTurn(
         conversation=Conversation(
             messages=tuple(_to_message(m, f"{where}[{i}]") for i, m in enumerate(messages)),
@@ -86,6 +90,7 @@ def build_turn(
         ),
         sampling_preset=request.sampling_preset,
         max_tokens=limit,
+        max_tokens_field=field,
         ignore_eos=request.ignore_eos,
         budget_tokens=request.thinking_budget_tokens,
         budget_ms=request.thinking_budget_ms,
@@ -309,6 +314,6 @@ def refuse_adapters(request: Request) -> None:
     adapters = request.adapters if isinstance(request.adapters, list) else []
     for i, reference in enumerate(adapters):
         require_finite(**{f"adapters[{i}].scale": reference.scale})
-        raise AdapterNotFound(f"no adapter {reference.name!r} is loaded", param=f"adapters[{i}].name")
+        raise AdapterNotFound(f"no adapter {shorten(reference.name)} is loaded", param=f"adapters[{i}].name")
     if isinstance(request.adapter, str) and request.adapter:
-        raise AdapterNotFound(f"no adapter {request.adapter!r} is loaded", param="adapter")
+        raise AdapterNotFound(f"no adapter {shorten(request.adapter)} is loaded", param="adapter")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kiln.core.errors import InvalidField, InvalidJson
+from kiln.core.text import shorten
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -36,7 +37,7 @@ def require_finite(**numbers: float | None) -> None:
 
 def require_range(name: str, value: int | None, low: int, high: int) -> None:
     if value is not None and not low <= value <= high:
-        raise InvalidField(f"{name} must be between {low} and {high}, not {value}", param=name)
+        raise InvalidField(f"{name} must be between {low} and {high}, not {shorten(value)}", param=name)
 
 
 def _field_error(message: str) -> InvalidField:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from kiln.core.errors import KilnError
 from kiln.engine.ports import Delivery, EngineStats, GenerationRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
+class Submit(Struct, frozen=True, tag=True):
     """A new request. `submitted` is `time.monotonic()`, which all processes of a machine share."""
 
     key: int
@@ -17,14 +18,12 @@ class Submit:
     submitted: float
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(Struct, frozen=True, tag=True):
     key: int
     error: KilnError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CloseThinking:
+class CloseThinking(Struct, frozen=True, tag=True):
     key: int
 
 

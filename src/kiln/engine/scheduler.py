@@ -54,7 +54,7 @@ class PlannedCall:
 class Step:
     """One turn of the loop. Calls run in order: decode, then prefill.
 
-    `stuck` is a sequence that has the whole cache to itself and still does not fit.
+    `stuck` is a sequence that could have the whole cache to itself and still does not fit.
     """
 
     decode: list[PlannedCall] = field(default_factory=list)
@@ -155,12 +155,13 @@ class Scheduler:
             self._admit(step, room, budget, chunks)
         step.evicted = room.evicted
         step.prefill = self._prefill_calls(chunks, {id(a.sequence): a for a in step.admitted})
-        if not step.decode and not step.prefill and keep:
+        if not step.decode and not step.prefill:
             if len(keep) > 1:
                 # Half-computed prompts hold every cell: the youngest makes room for the others.
                 step.preempted.append(keep[-1])
             else:
-                step.stuck = keep[0]
+                # Nothing else holds cells, so what does not fit now never will.
+                step.stuck = keep[0] if keep else next(self._in_turn(), None)
         return step
 
     def _room_for_decode(self, decoding: list[Sequence]) -> tuple[list[int], list[Sequence]]:

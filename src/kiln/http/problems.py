@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kiln.core.errors import InternalError, KilnError, MethodNotAllowed, QueueFull, RouteNotFound
+from kiln.core.text import shorten
 from kiln.wire.problems import ErrorBody, ErrorResponse
 
 log = logging.getLogger(__name__)
@@ -52,11 +53,14 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     """Starlette's own refusals, in the project's shape."""
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
+    path = shorten(request.url.path)
     if error.status_code == 404:
-        return error_response(request, RouteNotFound(f"no route {request.url.path}"), headers)
+        return error_response(request, RouteNotFound(f"no route {path}"), headers)
     if error.status_code == 405:
         return error_response(
-            request, MethodNotAllowed(f"{request.method} is not served on {request.url.path}"), headers
+            request,
+            MethodNotAllowed(f"{request.method} is not served on {path}"),
+            headers,
         )
     log.error("unexpected HTTP exception: %s", error)
     return error_response(request, InternalError("the request could not be handled"))

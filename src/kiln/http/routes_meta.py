@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from kiln.core.errors import CannotSkip, ExchangeNotFound
 from kiln.core.settings import settings_as_json
+from kiln.core.text import shorten
 from kiln.dialects.validate import decode
 from kiln.http.body import read_json_body
 from kiln.http.state import ServerState
@@ -56,7 +57,7 @@ async def skip_thinking(request: Request) -> Response:
     body = decode(await read_json_body(request, state.settings.server.max_body_bytes), SkipThinking)
     exchange = state.service.find(body.request_id)
     if exchange is None:
-        raise ExchangeNotFound(f"no running exchange {body.request_id!r}", param="request_id")
+        raise ExchangeNotFound(f"no running exchange {shorten(body.request_id)}", param="request_id")
     if not exchange.can_skip:
         raise CannotSkip("a rollout with provenance cannot be skipped", param="request_id")
     exchange.skip_thinking()

@@ -1,0 +1,271 @@
+"""The engine in a process of its own, supervised: native code may die, the server lives on.
+
+One frame each way a step over a socket pair: a four-byte length, then msgpack. The child loads the
+model and runs an `EngineWorker`; this side tokenizes with a vocabulary of its own and never loads
+weights. When the child dies, requests it had begun end with a retryable error, requests it had not
+begun are sent to its successor, and new ones wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from asyncio.subprocess import Process
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from kiln.core.errors import EngineFailed, KilnError, ModelLoadError, error_of_code
+from kiln.engine.frontend import EngineFrontend
+from kiln.engine.messages import Command, EngineLimits, StepReport
+
+log = logging.getLogger(__name__)
+
+LENGTH_BYTES = 4
+STOP_WITHIN_S = 10.0
+# A child that dies so often within this time without having served is not started again.
+START_ATTEMPTS = 3
+RESTART_PAUSE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerPlan:
+    """How the child makes its runner."""
+
+    model_path: str
+    sequences: int
+    kv_cells: int
+    threads: int
+    limits: EngineLimits
+    log_level: str
+
+
+class Ready(msgspec.Struct, tag=True):
+    """The child serves. `facts` go to `/v1/config`."""
+
+    facts: dict[str, Any]
+
+
+class Refused(msgspec.Struct, tag=True):
+    """The child could not start."""
+
+    code: str
+    message: str
+    hint: str | None
+
+
+class Reported(msgspec.Struct, tag=True):
+    report: StepReport
+
+
+FromChild = Ready | Refused | Reported
+
+
+class ToChild(msgspec.Struct):
+    """A command, or None for the end."""
+
+    command: Command | None
+
+
+def encode_frame(message: object) -> bytes:
+    """A message with its length before it. Errors inside travel as code and message."""
+    body = _ENCODER.encode(message)
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+def _to_plain(value: object) -> object:
+    if isinstance(value, KilnError):
+        return [value.code, value.message]
+    if isinstance(value, frozenset):
+        return sorted(value)
+    raise NotImplementedError(type(value))
+
+
+def _from_plain(kind: type, value: Any) -> Any:
+    if issubclass(kind, KilnError):
+        code, message = value
+        return error_of_code(code, message)
+    raise NotImplementedError(kind)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_to_plain)
+from_child = msgspec.msgpack.Decoder(FromChild, dec_hook=_from_plain)
+to_child = msgspec.msgpack.Decoder(ToChild, dec_hook=_from_plain)
+plan_decoder = msgspec.msgpack.Decoder(RunnerPlan)
+
+
+class ProcessEngine(EngineFrontend):
+    """Implements the `Engine` port over a supervised child process.
+
+    `command` starts the child; the number of its end of the socket pair is appended. `on_stopped`
+    runs when the engine has been stopped.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        plan: RunnerPlan,
+        *,
+        context_length: int,
+        max_queue: int,
+        environment: dict[str, str],
+        on_stopped: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(context_length=context_length, limits=plan.limits, max_queue=max_queue)
+        self._command = list(command)
+        self._plan = plan
+        self._environment = environment
+        self._on_stopped = on_stopped
+        self._child: Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._failed: KilnError | None = None
+        self._stopping = False
+        # Commands for a child that is being started.
+        self._held: deque[Command] = deque()
+        self.restarts = 0
+
+    @property
+    def is_alive(self) -> bool:
+        return self._supervisor is not None and self._failed is None and not self._stopping
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, while it runs."""
+        return self._child.pid if self._child is not None else None
+
+    def tell(self, command: Command) -> None:
+        if self._writer is None:
+            self._held.append(command)
+        else:
+            self._writer.write(encode_frame(ToChild(command)))
+
+    async def start(self) -> None:
+        """Start the child and wait until it serves. Raises the SetupError that it failed with."""
+        reader = await self._spawn()
+        self._supervisor = asyncio.create_task(self._supervise(reader))
+
+    async def stop(self) -> None:
+        """End the child; running sequences end as CANCELLED."""
+        if self._supervisor is None:
+            return
+        self._stopping = True
+        if self._writer is not None:
+            with contextlib.suppress(ConnectionError):
+                self._writer.write(encode_frame(ToChild(None)))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._supervisor), STOP_WITHIN_S)
+        self._kill()
+        self._supervisor.cancel()
+        await asyncio.gather(self._supervisor, return_exceptions=True)
+        self._supervisor = None
+        self.fail(self._generations.values(), EngineFailed("the engine was stopped"))
+        self._on_stopped()
+
+    async def _spawn(self) -> asyncio.StreamReader:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            os.set_inheritable(theirs.fileno(), True)
+            self._child = await asyncio.create_subprocess_exec(
+                *self._command,
+                str(theirs.fileno()),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, **self._environment},
+                # Ctrl-C goes to the server, which ends its child itself.
+                start_new_session=True,
+            )
+        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            writer.write(encode_frame(self._plan))
+            first = await self._read(reader)
+            if isinstance(first, Refused):
+                raise error_of_code(first.code, first.message, hint=first.hint)
+            if not isinstance(first, Ready):
+                raise ModelLoadError("the engine process ended while it loaded the model")
+        except BaseException:
+            self._kill()
+            await self._close(writer)
+            raise
+        self._facts = {**first.facts, "isolation": "process"}
+        self._writer = writer
+        while self._held:
+            self.tell(self._held.popleft())
+        return reader
+
+    async def _supervise(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            served = await self._relay(reader)
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                await self._close(writer)
+            if self._stopping:
+                return
+            log.error("the engine process died (%s); starting it again", self._ending())
+            self._sort_out()
+            successor = await self._respawn(START_ATTEMPTS if served else START_ATTEMPTS - 1)
+            if successor is None:
+                return
+            reader = successor
+            self.restarts += 1
+
+    async def _relay(self, reader: asyncio.StreamReader) -> bool:
+        """Pass reports on until the child ends. Returns whether it sent any."""
+        served = False
+        while True:
+            message = await self._read(reader)
+            if not isinstance(message, Reported):
+                return served
+            served = True
+            self.receive(message.report)
+
+    def _sort_out(self) -> None:
+        """Begun requests end with an error; the others are held for the next child."""
+        begun = [g for g in self._generations.values() if g.has_begun]
+        self.fail(begun, EngineFailed("the engine process died while it worked on this request"))
+        self._held.clear()
+        self._held.extend(generation.command for generation in self._generations.values())
+
+    async def _respawn(self, attempts: int) -> asyncio.StreamReader | None:
+        for attempt in range(attempts):
+            try:
+                return await self._spawn()
+            except (KilnError, OSError) as error:
+                log.error("the engine process did not start: %s", error)
+                await asyncio.sleep(RESTART_PAUSE_S * 2**attempt)
+            if self._stopping:
+                return None
+        self._failed = EngineFailed("the engine process cannot be started")
+        self.fail(self._generations.values(), self._failed)
+        return None
+
+    async def _read(self, reader: asyncio.StreamReader) -> FromChild | None:
+        """The next message, or None at the child's end."""
+        try:
+            size = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
+            return from_child.decode(await reader.readexactly(size))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    async def _close(self, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        if self._child is not None:
+            self._kill()
+            await self._child.wait()
+
+    def _kill(self) -> None:
+        if self._child is not None and self._child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._child.kill()
+
+    def _ending(self) -> str:
+        code = self._child.returncode if self._child is not None else None
+        return f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
