@@ -37,6 +37,8 @@ def main() -> None:
     logging.basicConfig(
         level=plan.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s (engine): %(message)s"
     )
+    if plan.log_level == "info":
+        logging.getLogger("kiln.llamacpp").setLevel(logging.WARNING)
     try:
         serve(link, plan)
     except KilnError as error:
