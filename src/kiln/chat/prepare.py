@@ -81,7 +81,8 @@ def prepare(turn: ChatTurn, model: ServedModel) -> Prepared:
     # A template that leaves the opening to the model thinks although kiln cannot arm the gate.
     enabled = in_reasoning or (model.template_thinking.leaves_open_to_model and thinking.enabled)
     prepared = Prepared(
-        turn=turn,
+        # With the arguments that the prompt was really rendered with.
+        turn=replace(turn, conversation=conversation),
         prompt_ids=prompt_ids,
         requests=(),
         sampling=resolve_sampling(turn.sampling, preset(turn.sampling_preset), model.sampling_defaults),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
@@ -23,6 +24,8 @@ from kiln.core.turn import ChatTurn
 from kiln.engine.ports import Engine, Generation, GenerationEnd, GenerationRequest, Timings
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 # Rendering and tokenizing hold the interpreter lock for most of their time: more threads gain nothing.
 _PREPARE_THREADS = 2
@@ -74,22 +77,35 @@ class Exchange:
         self._on_end(self.head.id)
 
     async def collect(self) -> Completion:
-        """Run to the end. Raises the KilnError the exchange failed with."""
-
-        async def one(index: int) -> ChoiceEnd:
-            last: ExchangeEvent | None = None
-            async for batch in self._choice_events(index, streamed=False):
-                last = batch[-1] if batch else last
-            assert isinstance(last, ChoiceEnd)
-            return last
-
+        """Run to the end. Raises the KilnError that a choice failed with."""
         try:
-            choices = await asyncio.gather(*(one(i) for i in range(len(self._assemblers))))
+            choices = await asyncio.gather(*(self._run(i) for i in range(len(self._assemblers))))
         except BaseException:
             self.abandon()
             raise
         self._on_end(self.head.id)
         return Completion(self.head, tuple(choices))
+
+    async def collect_each(self) -> list[ChoiceEnd | None]:
+        """Run to the end; a choice that fails is None and does not disturb the others."""
+
+        async def one(index: int) -> ChoiceEnd | None:
+            try:
+                return await self._run(index)
+            except KilnError as error:
+                log.warning("choice %d of %s failed: %s", index, self.head.id, error.message)
+                return None
+
+        choices = await asyncio.gather(*(one(i) for i in range(len(self._assemblers))))
+        self._on_end(self.head.id)
+        return choices
+
+    async def _run(self, index: int) -> ChoiceEnd:
+        last: ExchangeEvent | None = None
+        async for batch in self._choice_events(index, streamed=False):
+            last = batch[-1] if batch else last
+        assert isinstance(last, ChoiceEnd)
+        return last
 
     def skip_thinking(self) -> None:
         """Close the reasoning at the next token; no effect once the answer began."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from msgspec import UNSET
 
 from kiln.core.budgets import Budget
-from kiln.core.completion import ChoiceEnd, Completion
+from kiln.core.completion import ChoiceEnd
 from kiln.core.errors import InvalidField
 from kiln.core.turn import ChatTurn
 from kiln.dialects.kiln import build_turn, check_common, refuse_adapters
@@ -43,13 +43,13 @@ def to_turns(request: wire.BatchCompletionRequest) -> list[ChatTurn]:
 
 
 def to_batch_response(
-    completions: Sequence[Completion | None], prompt_tokens: Sequence[int], n: int, model: str, budget: Budget
+    choices: Sequence[Sequence[ChoiceEnd | None]], prompt_tokens: Sequence[int], model: str, budget: Budget
 ) -> wire.BatchCompletionResponse:
-    """Items in prompt order, then choice order; a completion that failed (None) becomes error items."""
+    """Items in prompt order, then choice order; a choice that failed (None) becomes an error item."""
     items = [
-        _to_item(prompt, index, completion.choices[index] if completion is not None else None, tokens)
-        for prompt, (completion, tokens) in enumerate(zip(completions, prompt_tokens, strict=True))
-        for index in range(n)
+        _to_item(prompt, index, choice, tokens)
+        for prompt, (of_prompt, tokens) in enumerate(zip(choices, prompt_tokens, strict=True))
+        for index, choice in enumerate(of_prompt)
     ]
     generated = sum(item.usage.completion_tokens for item in items)
     return wire.BatchCompletionResponse(

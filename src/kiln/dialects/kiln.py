@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -26,6 +26,8 @@ from kiln.wire import kiln as wire
 MAX_CHOICES = 64
 MAX_STOPS = 256
 MAX_STOP_BYTES = 16384
+MAX_RECORDED_ARGUMENTS = 255  # one more may be kiln's own enable_thinking
+MAX_RECORDED_BYTES = 1_048_000
 
 EmptyReason = Literal["no_content", "reasoning_without_final_content", "tool_call"]
 
@@ -281,6 +283,7 @@ def _check_provenance(request: wire.ChatCompletionRequest) -> None:
         "tools": bool(request.tools),
         "tool_choice": request.tool_choice is not None,
         "max_tokens": request.max_tokens == 0,
+        "chat_template_kwargs": not _fits_record(request.chat_template_kwargs or {}),
     }
     for name, wrong in refused.items():
         if wrong:
@@ -289,6 +292,13 @@ def _check_provenance(request: wire.ChatCompletionRequest) -> None:
                 param=name,
                 hint="A rollout is one non-streaming choice, without tools or ignore_eos.",
             )
+
+
+def _fits_record(arguments: dict[str, Any]) -> bool:
+    """Whether template arguments fit the place that a rollout's record has for them."""
+    if len(arguments) > MAX_RECORDED_ARGUMENTS:
+        return False
+    return len(msgspec.json.encode({"template_kwargs": arguments})) <= MAX_RECORDED_BYTES
 
 
 def check_common(request: Request) -> None:

@@ -199,10 +199,11 @@ class Scheduler:
             source, shared, coming = self._match(sequence, step, room)
             if coming - shared >= WORTH_SHARING:
                 continue  # the prefix is being computed: it is cheaper to wait for it
-            if not room.reserve(len(sequence.tokens) + 1 - shared, source=source):
+            need = sequence.cells_to_start
+            if not room.reserve(need - shared, source=source):
                 # The source itself may hold the cells that are missing: then the prefix is not worth it.
                 source, shared = None, 0
-                if not room.reserve(len(sequence.tokens) + 1, source=None):
+                if not room.reserve(need, source=None):
                     return
             slot = free_slots.pop() if free_slots else room.evict_slot()
             if slot is None:

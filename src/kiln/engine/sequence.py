@@ -74,6 +74,11 @@ class Sequence:
         return self._prompt if self.generated == 0 else np.asarray(self.tokens, np.int32)
 
     @property
+    def cells_to_start(self) -> int:
+        """KV cells for all that is known and the token after it; scoring has no token after it."""
+        return len(self.tokens) + (0 if self.wants_scores else 1)
+
+    @property
     def exact(self) -> bool:
         return self.request.exact
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 
 import msgspec
@@ -13,8 +12,8 @@ from starlette.responses import Response
 from kiln.chat.prepare import Prepared
 from kiln.chat.scoring import prepare_scoring
 from kiln.chat.service import Exchange
-from kiln.core.completion import Completion
-from kiln.core.errors import KilnError, RequestError
+from kiln.core.completion import ChoiceEnd
+from kiln.core.errors import RequestError
 from kiln.core.scoring import ScoredPrompt
 from kiln.core.turn import ChatTurn
 from kiln.dialects.batch import decode_batch, to_batch_response, to_turns
@@ -24,8 +23,6 @@ from kiln.engine.ports import GenerationRequest
 from kiln.http.body import read_json_body
 from kiln.http.sse import unless_disconnected
 from kiln.http.state import ServerState
-
-log = logging.getLogger(__name__)
 
 
 async def batch_completions(request: Request) -> Response:
@@ -41,16 +38,15 @@ async def batch_completions(request: Request) -> Response:
     state.service.engine.ensure_room(sum(len(p.requests) for p in prepared))
     exchanges = [state.service.start(p, entered=entered) for p in prepared]
     try:
-        completions = await unless_disconnected(request.receive, _collect_all(exchanges))
+        choices = await unless_disconnected(request.receive, _collect_all(exchanges))
     except ClientDisconnect:
         return Response(status_code=499)
     finally:
         for exchange in exchanges:
             exchange.abandon()
     response = to_batch_response(
-        completions,
+        choices,
         [len(p.prompt_ids) for p in prepared],
-        prepared[0].turn.n,
         state.service.model.id,
         prepared[0].budget,
     )
@@ -67,17 +63,8 @@ def _prepare_prompt(state: ServerState, turn: ChatTurn, index: int) -> Prepared:
         raise
 
 
-async def _collect_all(exchanges: list[Exchange]) -> list[Completion | None]:
-    """Every completion; one that fails is None and does not disturb the others."""
-
-    async def one(exchange: Exchange) -> Completion | None:
-        try:
-            return await exchange.collect()
-        except KilnError as error:
-            log.warning("a batch item failed: %s", error.message)
-            return None
-
-    return await asyncio.gather(*(one(exchange) for exchange in exchanges))
+async def _collect_all(exchanges: list[Exchange]) -> list[list[ChoiceEnd | None]]:
+    return await asyncio.gather(*(exchange.collect_each() for exchange in exchanges))
 
 
 async def score_prompt(request: Request) -> Response:

@@ -47,7 +47,7 @@ def _part_text(part: object, param: str) -> str:
     if isinstance(part, str):
         return part
     if not isinstance(part, dict):
-        raise InvalidField("a content part must be an object", param=param)
+        return ""
     if part.get("type", "text") not in _TEXT_PARTS:
         return ""
     text = part.get("text")
