@@ -406,8 +406,8 @@ def test_nested_values(server: Server, place: str, depth: int) -> None:
     "fields",
     [
         {"max_tokens": 2**63},
-        {"max_tokens": BIG},
-        {"max_tokens": 10**30, "stream": True},
+        {"max_tokens": BIG - 1, "stream": True},
+        {"max_completion_tokens": BIG - 1},
         {"thinking_budget_tokens": 2**63},
         {"thinking_budget_tokens": BIG - 1},
         {"thinking_budget_ms": 2**63},
@@ -436,8 +436,6 @@ def test_numbers_beyond_everything(server: Server, name: str, power: int, stream
 def test_numbers_too_long_to_print(server: Server, name: str, digits: int) -> None:
     body = f'{{"messages":[{{"role":"user","content":"1"}}],"{name}":{"9" * digits}}}'
     response = send(server, body)
-    if name in ("max_tokens", "max_completion_tokens") and response.status_code == 200:
-        return  # clamped to the context
     assert response.status_code == 400, response.text[:300]
     error = response.json()["error"]
     assert error["param"] == name or error["code"] == "invalid_json"

@@ -231,7 +231,7 @@ def test_error_classes(client: openai.OpenAI) -> None:
     assert missing.value.param == "model"
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError):
-        client.completions.create(model=MODEL, prompt="x")
+        client.embeddings.create(model=MODEL, input="x")
     with pytest.raises(openai.BadRequestError):
         create(messages=[{"role": "user", "content": "7" * 20_000}])
 

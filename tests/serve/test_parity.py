@@ -21,7 +21,7 @@ from kiln.engine.loop import BatchingEngine
 from kiln.engine.ports import GenerationRequest
 
 from . import traffic
-from .servers import Server, settings_of
+from .servers import Server, serving_model, settings_of
 
 MAX_TOKENS = 160
 KV_CELLS = 16384
@@ -205,3 +205,42 @@ async def test_the_server_answers_with_the_reference_text(reference: list[Case],
 
         for start in range(0, len(reference), TOGETHER):
             await asyncio.gather(*map(one, reference[start : start + TOGETHER]))
+
+
+def test_a_seed_repeats_whatever_is_cached() -> None:
+    """Sampled at a temperature at which the last bits of the logits decide."""
+
+    def draw(server: Server, seed: int) -> str:
+        body = server.ask(seed=seed, temperature=50, top_p=1, max_tokens=60)
+        return json.dumps([body["choices"][0]["message"], body["usage"]])
+
+    with serving_model() as server:
+        cold = {seed: draw(server, seed) for seed in range(6)}
+        assert cold == {seed: draw(server, seed) for seed in range(6)}
+    with serving_model() as server:
+        server.ask()
+        server.ask(seed=9, temperature=1)
+        server.ask()
+        for _ in range(3):
+            assert cold == {seed: draw(server, seed) for seed in range(6)}
+
+
+async def test_a_seed_repeats_in_company(server: Server) -> None:
+    """Alone, among others with a seed, and among others without one."""
+
+    def body(seed: int | None) -> dict[str, Any]:
+        fields = {} if seed is None else {"seed": seed}
+        message = {"role": "user", "content": "3+8-2+7=?"}
+        return {"messages": [message], "temperature": 50, "top_p": 1, "max_tokens": 60, **fields}
+
+    async with traffic.async_client(server.url) as client:
+
+        async def draw(seed: int | None) -> str:
+            answer = (await client.post(traffic.CHAT, json=body(seed))).json()
+            return json.dumps([answer["choices"][0]["message"], answer["usage"]])
+
+        alone = [await draw(seed) for seed in range(TOGETHER)]
+        assert len(set(alone)) == TOGETHER
+        assert await asyncio.gather(*map(draw, range(TOGETHER))) == alone
+        mixed = await asyncio.gather(*(draw(seed) for seed in range(TOGETHER)), *map(draw, [None] * TOGETHER))
+        assert mixed[:TOGETHER] == alone

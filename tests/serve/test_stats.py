@@ -1,0 +1,87 @@
+"""Recent requests, the decode window, and the metrics that go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from kiln.cli.embedded import embedded_server
+from kiln.core.settings import Settings
+from tests.contract.validators import validate
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with embedded_server(Settings.default()) as base:
+        yield base
+
+
+def ask(url: str, content: str = "3+8-2+7=?", **fields: object) -> httpx.Response:
+    body = {"messages": [{"role": "user", "content": content}], "temperature": 0, **fields}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+
+
+def recent(url: str) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = httpx.get(f"{url}/v1/stats/recent-requests").json()["requests"]
+    return found
+
+
+def test_recent_requests_tell_outcomes_and_no_text(url: str) -> None:
+    assert ask(url, thinking_budget_tokens=4).status_code == 200
+    entry = recent(url)[0]
+    record = entry["thinking_budget"]
+    assert validate("recentRecord", record) == []
+    assert isinstance(record, dict)
+    assert (record["applied"], record["trigger"], record["thinking_tokens"]) == (True, "tokens", 4)
+    assert entry["finish_reason"] == "stop"
+    latency = entry["latency"]
+    assert isinstance(latency, dict) and latency["total_ms"] >= latency["ttft_ms"] > 0
+    assert "3+8" not in httpx.get(f"{url}/v1/stats/recent-requests").text
+
+
+def test_an_inert_budget_has_no_outcome_fields(url: str) -> None:
+    ask(url, thinking_budget_tokens=4, chat_template_kwargs={"enable_thinking": False})
+    record = recent(url)[0]["thinking_budget"]
+    assert record == {
+        "configured": True,
+        "applied": False,
+        "max_tokens": 4,
+        "tokens_source": "request",
+        "time_source": "unlimited",
+    }
+
+
+def test_a_refused_turn_has_no_applied(url: str) -> None:
+    response = ask(url, thinking_budget_tokens=4, stop="</think>")
+    assert response.status_code == 400
+    entry = recent(url)[0]
+    assert entry["error"] == "stop_overlaps_thinking_close"
+    assert isinstance(entry["thinking_budget"], dict) and "applied" not in entry["thinking_budget"]
+    assert validate("recentRecord", entry["thinking_budget"]) == []
+
+
+def test_the_ring_is_bounded(url: str) -> None:
+    for _ in range(300):
+        ask(url, model="no such model")
+    assert len(recent(url)) == 256
+
+
+def test_the_decode_window_has_ordered_percentiles(url: str) -> None:
+    ask(url)
+    window = httpx.get(f"{url}/v1/stats/decode").json()
+    assert window["gaps"] > 0
+    assert 0 < window["itl_ms_p50"] <= window["itl_ms_p90"] <= window["itl_ms_p99"] <= window["max_itl_ms"]
+
+
+def test_repeated_prompts_show_in_the_prefix_cache_metrics(url: str) -> None:
+    def cached() -> float:
+        lines = httpx.get(f"{url}/metrics").text.splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith("kiln_prompt_tokens_cached ")))
+
+    ask(url, "Please work out 4+5-3+8-6=?")
+    before = cached()
+    ask(url, "Please work out 4+5-3+8-6=?")
+    assert cached() > before
+    assert recent(url)[0]["cached_tokens"] == cached() - before
