@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 
@@ -27,9 +28,12 @@ Gap = tuple[float, ...]
 class LatencyLedger:
     """Notes one choice's deliveries. `started` is `time.monotonic()` at the handler's entry."""
 
-    def __init__(self, started: float, prepare_s: float) -> None:
+    def __init__(
+        self, started: float, prepare_s: float, on_gap: Callable[[float], None] = lambda _: None
+    ) -> None:
         self._started = started
         self._prepare_s = prepare_s
+        self._on_gap = on_gap
         self._tokens = 0
         self._first: float | None = None
         self._last: float | None = None
@@ -127,6 +131,7 @@ class LatencyLedger:
 
     def _note_gap(self, gap: float, phases: Gap) -> None:
         self._gap_count += 1
+        self._on_gap(gap)
         self._longest = max(self._longest, gap)
         if len(self._gaps) < RETAINED_GAPS:
             self._gaps.append((gap, *phases))

@@ -65,12 +65,7 @@ def prepare(turn: ChatTurn, model: ServedModel) -> Prepared:
     in_reasoning = model.tags is not None and prompt.ends_with(model.tags.open)
     prompt_ids = _encode(prompt, model)
     max_tokens = _fit(turn, prompt_ids, model)
-    budget = resolve_budget(
-        default_tokens=model.budget_tokens_default,
-        default_time_ms=model.budget_ms_default,
-        request_tokens=turn.budget_tokens,
-        request_time_ms=turn.budget_ms,
-    )
+    budget = budget_of(turn, model)
     applied = model.close is not None and applies(
         budget, starts_in_reasoning=in_reasoning, max_tokens=max_tokens
     )
@@ -100,6 +95,16 @@ def prepare(turn: ChatTurn, model: ServedModel) -> Prepared:
     if max_tokens == 0:
         return prepared
     return replace(prepared, requests=_to_requests(prepared, model))
+
+
+def budget_of(turn: ChatTurn, model: ServedModel) -> Budget:
+    """A turn's limits over the server's defaults."""
+    return resolve_budget(
+        default_tokens=model.budget_tokens_default,
+        default_time_ms=model.budget_ms_default,
+        request_tokens=turn.budget_tokens,
+        request_time_ms=turn.budget_ms,
+    )
 
 
 def _decide_thinking(conversation: Conversation, model: ServedModel) -> tuple[Conversation, ThinkingState]:

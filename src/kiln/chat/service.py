@@ -9,13 +9,13 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from kiln.chat.assemble import ChoiceAssembler
 from kiln.chat.latency import LatencyLedger
-from kiln.chat.prepare import Prepared, prepare
+from kiln.chat.observe import ChoiceReport, Observer
+from kiln.chat.prepare import Prepared, budget_of, prepare
 from kiln.chat.served import ServedModel
-from kiln.core.budgets import Outcome
 from kiln.core.completion import ChoiceEnd, Completion, ExchangeEvent, ExchangeHead
 from kiln.core.errors import KilnError, RequestTimedOut, ShuttingDown
 from kiln.core.scoring import PositionScore
@@ -29,16 +29,6 @@ log = logging.getLogger(__name__)
 
 # Rendering and tokenizing hold the interpreter lock for most of their time: more threads gain nothing.
 _PREPARE_THREADS = 2
-
-
-class Observer(Protocol):
-    """Hears what happens to exchanges, for metrics."""
-
-    def exchange_started(self, head: ExchangeHead) -> None: ...
-
-    def choice_ended(self, head: ExchangeHead, outcome: Outcome | None, finished: bool, tokens: int) -> None:
-        """`finished` is False when the choice was cut by a cancellation or a failure."""
-        ...
 
 
 class Exchange:
@@ -57,7 +47,9 @@ class Exchange:
         self.head = head
         self.can_skip = not prepared.turn.provenance
         self._generations = generations
-        self._ledgers = [LatencyLedger(entered, prepared.seconds) for _ in range(prepared.turn.n)]
+        self._ledgers = [
+            LatencyLedger(entered, prepared.seconds, observer.token_gap) for _ in range(prepared.turn.n)
+        ]
         self._assemblers = [
             ChoiceAssembler(i, prepared, model, ledger) for i, ledger in enumerate(self._ledgers)
         ]
@@ -122,7 +114,7 @@ class Exchange:
         for generation in self._generations:
             generation.cancel()
         for index in range(len(self._assemblers)):
-            self._account(index, None, finished=False, tokens=0)
+            self._account(index, ChoiceReport(index, "cancelled", None, None, 0, 0, None))
         self._on_end(self.head.id)
 
     async def _choice_events(self, index: int, *, streamed: bool) -> AsyncGenerator[list[ExchangeEvent]]:
@@ -148,18 +140,33 @@ class Exchange:
         assembler = self._assemblers[index]
         cut = end.reason in (FinishReason.ERROR, FinishReason.CANCELLED) and not assembler.stopped
         if cut:
-            self._account(index, end.outcome, finished=False, tokens=0)
-            raise end.error if end.error is not None else ShuttingDown("the engine was stopped")
+            error = end.error if end.error is not None else ShuttingDown("the engine was stopped")
+            self._account(
+                index,
+                ChoiceReport(index, "error", error.code, end.outcome, 0, end.cached_tokens, None),
+            )
+            raise error
         events = assembler.finish(end, streamed=streamed)
         last = events[-1]
         assert isinstance(last, ChoiceEnd)
-        self._account(index, end.outcome, finished=True, tokens=last.completion_tokens)
+        self._account(
+            index,
+            ChoiceReport(
+                index=index,
+                reason=str(last.finish_reason),
+                error_code=None,
+                outcome=end.outcome,
+                completion_tokens=last.completion_tokens,
+                cached_tokens=end.cached_tokens,
+                latency=last.latency,
+            ),
+        )
         return events
 
-    def _account(self, index: int, outcome: Outcome | None, *, finished: bool, tokens: int) -> None:
+    def _account(self, index: int, report: ChoiceReport) -> None:
         if index not in self._accounted:
             self._accounted.add(index)
-            self._observer.choice_ended(self.head, outcome, finished, tokens)
+            self._observer.choice_ended(self.head, report)
 
 
 class ChatService:
@@ -191,7 +198,11 @@ class ChatService:
 
     def prepare(self, turn: ChatTurn) -> Prepared:
         """Synchronous; call it through `in_worker`."""
-        return prepare(turn, self.model)
+        try:
+            return prepare(turn, self.model)
+        except KilnError as error:
+            self._observer.turn_refused(budget_of(turn, self.model), error)
+            raise
 
     def start(self, prepared: Prepared, *, entered: float) -> Exchange:
         """Submit a prepared turn that entered at `entered` (`time.monotonic()`).

@@ -19,8 +19,10 @@ import uvicorn
 from starlette.applications import Starlette
 
 from kiln import __version__
+from kiln.chat.observe import Observers
 from kiln.chat.served import DEFAULT_MAX_TOKENS, ServedModel
 from kiln.chat.service import ChatService
+from kiln.chat.stats import Statistics
 from kiln.core.errors import ConfigError, ModelLoadError, SetupError
 from kiln.core.rollout import PolicyIdentity
 from kiln.core.sampling import SamplingOverrides, SamplingParams, resolve_sampling
@@ -99,10 +101,16 @@ def _app(settings: Settings, llama: LlamaModel, model: ServedModel, engine: Engi
     async def start() -> ServerState:
         await engine.start()
         metrics = Metrics(engine.stats)
-        service = ChatService(model, engine, metrics, request_timeout_s=settings.engine.request_timeout_s)
+        statistics = Statistics()
+        service = ChatService(
+            model,
+            engine,
+            Observers([metrics, statistics]),
+            request_timeout_s=settings.engine.request_timeout_s,
+        )
         facts = _facts(settings, llama, model)
         facts["engine"] = {**facts["engine"], **engine.facts}
-        return ServerState(settings, service, metrics, facts)
+        return ServerState(settings, service, metrics, statistics, facts)
 
     return build_app(start)
 

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from kiln.core.budgets import Outcome
+from kiln.chat.observe import ChoiceReport
+from kiln.core.budgets import Budget
 from kiln.core.completion import ExchangeHead
+from kiln.core.errors import KilnError
 from kiln.engine.ports import EngineStats
 from kiln.thinking.budget import metric_outcome
 
@@ -26,6 +28,9 @@ BUDGET_SOURCES = ("unlimited", "server_default", "request", "request_unlimited")
 
 _TOKEN_BUCKETS = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
 _SECOND_BUCKETS = (0, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
+_GAP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5)
+PHASES = ("tokenization", "queue", "admission", "prefill", "decode", "sampling", "unexplained")
+STALL_SECONDS = 0.25
 
 
 class Metrics:
@@ -66,6 +71,21 @@ class Metrics:
         self._responses = Counter(
             "kiln_http_responses", "HTTP responses by status class.", ("status",), registry=self._registry
         )
+        self._completions = self._counter(
+            "kiln_completions", "Completions by how they ended.", ("finish_reason",)
+        )
+        self._refused = self._counter("kiln_refused_turns", "Turns refused before they began.", ("code",))
+        self._phases = self._counter(
+            "kiln_phase_seconds", "Time of finished completions by phase.", ("phase",)
+        )
+        self._stalls = self._counter("kiln_stalls", "Stalls of finished completions by cause.", ("reason",))
+        self._long_gaps = self._counter("kiln_long_token_gaps", "Gaps between tokens of 250 ms and more.")
+        self._ttft = self._histogram(
+            "kiln_time_to_first_token_seconds", "From the request to its first token.", _SECOND_BUCKETS
+        )
+        self._itl = self._histogram(
+            "kiln_inter_token_latency_seconds", "Between two tokens of one completion.", _GAP_BUCKETS
+        )
         for outcome in BUDGET_OUTCOMES:
             self._outcomes.labels(outcome)
         for dimension in ("tokens", "time"):
@@ -73,6 +93,18 @@ class Metrics:
                 self._sources.labels(dimension, source)
         self._gauge("kiln_engine_running", "Sequences being computed.", lambda: stats().running)
         self._gauge("kiln_engine_waiting", "Sequences waiting for a slot.", lambda: stats().waiting)
+        self._gauge("kiln_engine_steps", "Engine steps since the start.", lambda: stats().steps)
+        self._gauge("kiln_preemptions", "Sequences preempted so far.", lambda: stats().preemptions)
+        self._gauge(
+            "kiln_prompt_tokens_computed",
+            "Prompt tokens computed so far.",
+            lambda: stats().prompt_tokens_computed,
+        )
+        self._gauge(
+            "kiln_prompt_tokens_cached",
+            "Prompt tokens taken from the prefix cache so far.",
+            lambda: stats().prompt_tokens_cached,
+        )
         self._gauge("kiln_kv_cells_used", "Tokens in the KV cache.", lambda: stats().kv_cells_used)
         self._gauge("kiln_kv_cells", "Tokens that the KV cache can hold.", lambda: stats().kv_cells)
 
@@ -86,10 +118,32 @@ class Metrics:
             self._seconds.observe(budget.time_ms.value / 1000)
         self._prompt.inc(head.prompt_tokens)
 
-    def choice_ended(self, head: ExchangeHead, outcome: Outcome | None, finished: bool, tokens: int) -> None:
-        name = metric_outcome(head.budget, applied=head.budget_applied, outcome=outcome, finished=finished)
+    def token_gap(self, seconds: float) -> None:
+        self._itl.observe(seconds)
+        if seconds >= STALL_SECONDS:
+            self._long_gaps.inc()
+
+    def choice_ended(self, head: ExchangeHead, report: ChoiceReport) -> None:
+        name = metric_outcome(
+            head.budget, applied=head.budget_applied, outcome=report.outcome, finished=report.finished
+        )
         self._outcomes.labels(name).inc()
-        self._generated.inc(tokens)
+        self._generated.inc(report.completion_tokens)
+        self._completions.labels(report.reason).inc()
+        latency = report.latency
+        if latency is None:
+            return
+        if latency.ttft_ms is not None:
+            self._ttft.observe(latency.ttft_ms / 1000)
+        for phase in PHASES:
+            milliseconds = getattr(latency, f"{phase}_ms")
+            if milliseconds is not None:
+                self._phases.labels(phase).inc(milliseconds / 1000)
+        for reason, count in latency.stall_reasons.items():
+            self._stalls.labels(reason).inc(count)
+
+    def turn_refused(self, budget: Budget, error: KilnError) -> None:
+        self._refused.labels(error.code).inc()
 
     def response_sent(self, status: int) -> None:
         self._responses.labels(f"{status // 100}xx").inc()
@@ -97,6 +151,12 @@ class Metrics:
     def render(self) -> bytes:
         """The Prometheus text exposition."""
         return generate_latest(self._registry)
+
+    def _counter(self, name: str, doc: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(name, doc, labels, registry=self._registry)
+
+    def _histogram(self, name: str, doc: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, doc, buckets=buckets, registry=self._registry)
 
     def _gauge(self, name: str, doc: str, read: Callable[[], int]) -> None:
         Gauge(name, doc, registry=self._registry).set_function(lambda: float(read()))

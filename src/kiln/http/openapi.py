@@ -125,6 +125,22 @@ def _paths() -> Json:
                 "The settings, and what they resolved to for the served model.",
             )
         },
+        "/v1/stats/recent-requests": {
+            "get": _gets(
+                "listRecentRequests",
+                "List the last completions",
+                "RecentRequests",
+                "Newest first: budgets, outcomes and latencies; no text.",
+            )
+        },
+        "/v1/stats/decode": {
+            "get": _gets(
+                "getDecodeStatistics",
+                "Show inter-token latency",
+                "DecodeStatistics",
+                "Gaps between tokens in the last 60 seconds.",
+            )
+        },
         "/health": {"get": _health()},
         "/metrics": {"get": _metrics()},
         "/contracts/{name}": {"get": _contract()},

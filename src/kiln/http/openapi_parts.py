@@ -114,6 +114,8 @@ def _own_schemas() -> Json:
     resolved = {"type": "object", "description": "What the settings came to for the served model."}
     any_object = {"type": "object"}
     return {
+        "RecentRequests": _object({"requests": {"type": "array", "items": _recent_request()}}),
+        "DecodeStatistics": _decode_statistics(),
         "Accepted": _object({"status": {"const": "accepted"}}),
         "Configuration": _object({"settings": _settings(), "resolved": resolved}),
         "ContractDocument": {**any_object, "description": "A JSON Schema, or conformance vectors."},
@@ -123,6 +125,41 @@ def _own_schemas() -> Json:
         "NativeError": _object({"error": {"type": "string"}, "code": {"type": "string"}}),
         "OpenapiDocument": {**any_object, "description": "An OpenAPI 3.1 document."},
     }
+
+
+def _recent_request() -> Json:
+    """One entry of the ring; a turn that was refused has no id and no token counts."""
+    count = {"type": "integer", "minimum": 0}
+    properties = {
+        "id": {"type": "string"},
+        "created": count,
+        "model": {"type": "string"},
+        "index": count,
+        "finish_reason": {"enum": ["stop", "length", "tool_calls", "cancelled", "error"]},
+        "error": {"type": "string", "description": "The code of the error it ended with."},
+        "prompt_tokens": count,
+        "cached_tokens": count,
+        "completion_tokens": count,
+        "thinking_budget": {
+            "type": "object",
+            "description": "A recentRecord of the thinking-budget contract.",
+        },
+        "latency": {"type": "object", "description": "Milliseconds; null where not measured."},
+    }
+    required = ["created", "finish_reason", "thinking_budget"]
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _decode_statistics() -> Json:
+    milliseconds = {"type": ["number", "null"], "minimum": 0}
+    return _object(
+        {
+            "window_s": {"type": "number"},
+            "gaps": {"type": "integer", "minimum": 0},
+            "truncated": {"type": "boolean"},
+            **{name: milliseconds for name in ("itl_ms_p50", "itl_ms_p90", "itl_ms_p99", "max_itl_ms")},
+        }
+    )
 
 
 def _settings() -> Json:

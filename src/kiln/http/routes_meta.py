@@ -51,6 +51,16 @@ async def metrics(request: Request) -> Response:
     return Response(state_of(request).metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
+async def recent_requests(request: Request) -> Response:
+    """The last completions, newest first: budgets, outcomes and latencies, no text."""
+    return JSONResponse({"requests": state_of(request).statistics.recent_requests()})
+
+
+async def decode_stats(request: Request) -> Response:
+    """Inter-token latency of the last minute."""
+    return JSONResponse(state_of(request).statistics.decode_window())
+
+
 async def skip_thinking(request: Request) -> Response:
     """202 for a live exchange; no effect once its answer began."""
     state = state_of(request)

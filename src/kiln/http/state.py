@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kiln.chat.service import ChatService
+from kiln.chat.stats import Statistics
 from kiln.core.settings import Settings
 from kiln.dialects.kiln import ReplyOptions
 from kiln.http.metrics import Metrics
@@ -18,6 +19,7 @@ class ServerState:
     settings: Settings
     service: ChatService
     metrics: Metrics
+    statistics: Statistics
     model_facts: dict[str, object]
 
     def reply_options(self, request: ChatCompletionRequest) -> ReplyOptions:

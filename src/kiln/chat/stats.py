@@ -1,0 +1,104 @@
+"""Statistics held in memory: a ring of recent requests, and the token gaps of the last minute.
+
+No prompt and no answer text is kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from kiln.chat.observe import ChoiceReport
+from kiln.core.budgets import Budget
+from kiln.core.completion import ExchangeHead
+from kiln.core.errors import KilnError
+from kiln.core.latency import Latency
+from kiln.thinking.records import to_recent_record
+
+RECENT_REQUESTS = 256
+WINDOW_S = 60.0
+WINDOW_GAPS = 65536
+
+
+class Statistics:
+    """Implements `Observer`. Bounded: 256 completions and 65,536 gaps."""
+
+    def __init__(self) -> None:
+        self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT_REQUESTS)
+        # (time.monotonic() of the later token, gap in seconds)
+        self._gaps: deque[tuple[float, float]] = deque(maxlen=WINDOW_GAPS)
+
+    def exchange_started(self, head: ExchangeHead) -> None:
+        pass
+
+    def token_gap(self, seconds: float) -> None:
+        self._gaps.append((time.monotonic(), seconds))
+
+    def choice_ended(self, head: ExchangeHead, report: ChoiceReport) -> None:
+        entry: dict[str, Any] = {
+            "id": head.id,
+            "created": head.created,
+            "model": head.model,
+            "index": report.index,
+            "finish_reason": report.reason,
+            "prompt_tokens": head.prompt_tokens,
+            "cached_tokens": report.cached_tokens,
+            "completion_tokens": report.completion_tokens,
+            "thinking_budget": msgspec.to_builtins(
+                to_recent_record(head.budget, applied=head.budget_applied, outcome=report.outcome)
+            ),
+        }
+        if report.error_code is not None:
+            entry["error"] = report.error_code
+        if report.latency is not None:
+            entry["latency"] = _summary(report.latency)
+        self._recent.append(entry)
+
+    def turn_refused(self, budget: Budget, error: KilnError) -> None:
+        self._recent.append(
+            {
+                "created": int(time.time()),
+                "finish_reason": "error",
+                "error": error.code,
+                "thinking_budget": msgspec.to_builtins(to_recent_record(budget, applied=None, outcome=None)),
+            }
+        )
+
+    def recent_requests(self) -> list[dict[str, Any]]:
+        """The last completions, newest first."""
+        return list(reversed(self._recent))
+
+    def decode_window(self) -> dict[str, Any]:
+        """Inter-token latency of the last 60 seconds; percentiles R-7, null without a gap."""
+        since = time.monotonic() - WINDOW_S
+        while self._gaps and self._gaps[0][0] < since:
+            self._gaps.popleft()
+        gaps = np.array([gap for _, gap in self._gaps]) * 1000
+        quantiles = np.quantile(gaps, (0.5, 0.9, 0.99)) if len(gaps) else (None, None, None)
+        p50, p90, p99 = (None if q is None else float(q) for q in quantiles)
+        return {
+            "window_s": WINDOW_S,
+            "gaps": len(gaps),
+            "truncated": len(gaps) == WINDOW_GAPS,
+            "itl_ms_p50": p50,
+            "itl_ms_p90": p90,
+            "itl_ms_p99": p99,
+            "max_itl_ms": float(gaps.max()) if len(gaps) else None,
+        }
+
+
+def _summary(latency: Latency) -> dict[str, Any]:
+    return {
+        "ttft_ms": latency.ttft_ms,
+        "total_ms": latency.total_ms,
+        "queue_ms": latency.queue_ms,
+        "prefill_ms": latency.prefill_ms,
+        "decode_ms": latency.decode_ms,
+        "itl_ms_p50": latency.itl_ms_p50,
+        "itl_ms_p99": latency.itl_ms_p99,
+        "stall_count": latency.stall_count,
+    }
