@@ -1,0 +1,109 @@
+"""Servers that the tests of this folder share. They run on threads of the test process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kiln.engine.sampler import SequenceSampler
+from serve import traffic
+from serve.scripted import Stage, scripted_app
+from serve.servers import FIXTURES, serving
+
+from .api import Api, model_api
+from .reference import Reference
+
+Pick = Callable[[SequenceSampler, NDArray[np.float32]], tuple[int, float]]
+
+
+@pytest.fixture(autouse=True)
+def contract_kept() -> Iterator[None]:
+    """No answer to this test's requests broke the contract."""
+    traffic.violations.clear()
+    yield
+    found = list(traffic.violations)
+    traffic.violations.clear()
+    assert not found, "\n".join(found[:20])
+
+
+@pytest.fixture(scope="session")
+def api() -> Iterator[Api]:
+    """The bundled model with default settings."""
+    with model_api() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def inline_api() -> Iterator[Api]:
+    """The same with the engine on a thread of this process, where tests can break it on purpose."""
+    with model_api(engine__mode="inline") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def small_api() -> Iterator[Api]:
+    """A context of 128 tokens."""
+    with model_api(engine__ctx_size=128) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def multi_close_api() -> Iterator[Api]:
+    """A model whose tokenizer writes the close tag with several ordinary tokens."""
+    path = FIXTURES / "multi-close.gguf"
+    if not path.exists():
+        pytest.skip("the fixture model has not been written yet")
+    with model_api(model__path=str(path)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def reference() -> Iterator[Reference]:
+    """The model of `api`, to compare with."""
+    model = Reference(Path(str(files("kiln"))) / "models" / "tiny-reasoner-f16.gguf")
+    yield model
+    model.close()
+
+
+@pytest.fixture(scope="session")
+def scripted() -> Iterator[tuple[Api, Stage]]:
+    app, stage = scripted_app()
+    with serving(app) as running:
+        yield Api(running, app), stage
+
+
+@pytest.fixture
+def stage(scripted: tuple[Api, Stage]) -> Iterator[Stage]:
+    """What the model of `scripted_api` will say; cleared."""
+    scripted[1].clear()
+    yield scripted[1]
+    scripted[1].clear()
+    scripted[0].server.wait_idle()
+
+
+@pytest.fixture
+def scripted_api(scripted: tuple[Api, Stage], stage: Stage) -> Api:
+    return scripted[0]
+
+
+@pytest.fixture
+def before_pick(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int, int], None]], None]:
+    """Have a function run before every draw of an inline engine, with the choice's and the token's index.
+
+    It may raise.
+    """
+    original: Pick = SequenceSampler.pick
+
+    def install(hook: Callable[[int, int], None]) -> None:
+        def pick(self: SequenceSampler, logits: NDArray[np.float32]) -> tuple[int, float]:
+            hook(self._request.choice_index, self._index)
+            return original(self, logits)
+
+        monkeypatch.setattr(SequenceSampler, "pick", pick)
+
+    return install
