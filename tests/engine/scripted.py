@@ -68,6 +68,7 @@ class ScriptedRunner:
         # For each slot its (cell, token) pairs; copies share cells.
         self.kv: dict[int, list[tuple[int, int]]] = {}
         self._cells = count()
+        self.dead: set[int] = set()
         self.first_of_call: list[list[int]] = []
         self.threads: set[int] = {threading.get_ident()}
         self.closed = False
@@ -103,7 +104,11 @@ class ScriptedRunner:
 
     def drop(self, sequence: int) -> None:
         self.threads.add(threading.get_ident())
-        self.kv.pop(sequence, None)
+        self.dead |= {cell for cell, _ in self.kv.pop(sequence, [])}
+
+    def collect(self) -> None:
+        self.threads.add(threading.get_ident())
+        self.dead = set()
 
     def copy(self, source: int, target: int, length: int) -> None:
         self.threads.add(threading.get_ident())
@@ -158,7 +163,7 @@ class ScriptedRunner:
         return chunk.tokens[0] if chunk.start == 0 else self.kv[chunk.sequence][0][1]
 
     def _cells_held(self) -> int:
-        return len({cell for held in self.kv.values() for cell, _ in held})
+        return len(self.dead | {cell for held in self.kv.values() for cell, _ in held})
 
     def _answer(self, held: Sequence[int]) -> NDArray[np.float32]:
         script = self.scripts[held[0]]

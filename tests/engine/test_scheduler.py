@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +14,8 @@ from kiln.core.tokens import FinishReason, Source
 from kiln.engine.ports import GenerationRequest
 from kiln.engine.scheduler import Limits, Pick, PlannedCall, Scheduler
 from kiln.engine.sequence import Sequence
+
+from .cells import CellPool
 
 GREEDY = SamplingParams(temperature=0.0)
 # Prompts begin like one of these, so that prefixes are shared.
@@ -67,7 +68,8 @@ class World:
         self.scheduler = Scheduler(limits)
         self.limits = limits
         self.kv: dict[int, list[tuple[int, int, object, bool]]] = {}
-        self.cells = count()
+        self.pool = CellPool(limits.kv_cells)
+        self.dead: set[int] = set()
         self.submitted: list[Sequence] = []
         self.admitted: list[Sequence] = []
         self.finished: list[Sequence] = []
@@ -102,7 +104,12 @@ class World:
 
     def drop(self, slots: SequenceOf[int]) -> None:
         for slot in slots:
-            self.kv.pop(slot, None)
+            self.dead |= {cell for cell, _, _, _ in self.kv.pop(slot, [])}
+
+    def collect(self) -> None:
+        held = {cell for kept in self.kv.values() for cell, _, _, _ in kept}
+        self.pool.free(self.dead - held)
+        self.dead = set()
 
     @property
     def live(self) -> list[Sequence]:
@@ -115,6 +122,11 @@ class World:
         assert self.snapshot() == before, "schedule must not write"
         dropped, copies = self.scheduler.begin(step, 0.0)
         self.drop(dropped)
+        if step.collects:
+            self.collect()
+        if step.stuck is not None:
+            self.drop(self.scheduler.finish(step.stuck))
+            self.removed.append(step.stuck)
         for copy in copies:
             assert not self.kv.get(copy.target), "a copy into a slot in use"
             self.kv[copy.target] = self.kv[copy.source][: copy.length]
@@ -140,17 +152,20 @@ class World:
         assert call.rows <= self.limits.max_rows
         slots = [chunk.sequence for chunk in call.chunks]
         assert len(set(slots)) == len(slots)
+        cells = iter(self.pool.take(call.rows))
         for chunk, sequence in zip(call.chunks, rows, strict=True):
             assert chunk.sequence == sequence.slot
             held = self.kv.setdefault(chunk.sequence, [])
             assert chunk.start == len(held)
             assert len(chunk.tokens) > 0
-            held.extend((next(self.cells), t, sequence.scope, call.exact) for t in chunk.tokens)
+            held.extend((next(cells), t, sequence.scope, call.exact) for t in chunk.tokens)
             assert [token for _, token, _, _ in held] == sequence.tokens[: len(held)]
             assert (chunk.logits == "last") is (len(held) == len(sequence.tokens))
             assert all(scope == sequence.scope for _, _, scope, _ in held)
             if sequence.exact:
                 assert all(exact for _, _, _, exact in held), "an exact request over inexact KV"
+                places = [cell for cell, _, _, _ in held]
+                assert places == sorted(places), "the cells of an exact request are out of order"
         assert self.cells_held() <= self.limits.kv_cells
         self.scheduler.apply(planned)
         for chunk, sequence in zip(call.chunks, rows, strict=True):
@@ -183,14 +198,15 @@ class World:
         idle = [s for s in self.live if s not in running]
         assert len(idle) == scheduler.waiting
         assert all(s.slot is None and s.computed == 0 for s in idle)
-        assert scheduler.ledger.free == self.limits.kv_cells - self.cells_held()
+        assert scheduler.ledger.free + scheduler.ledger.dead == self.limits.kv_cells - self.cells_held()
+        assert scheduler.ledger.free == self.limits.kv_cells - self.pool.taken
         for s in self.finished:
             assert s.tokens == expected_tokens(s.request.prompt_ids, s.request.max_tokens)
 
     def finish(self) -> None:
         """Run until nothing is left, within as many steps as every request recomputed for every other."""
         rows = sum(len(s.request.prompt_ids) + s.request.max_tokens for s in self.live)
-        for _ in range((rows + 1) * (len(self.live) + 1)):
+        for _ in range(2 * (rows + 1) * (len(self.live) + 1)):
             if self.scheduler.is_idle:
                 break
             self.step()

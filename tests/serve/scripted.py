@@ -106,6 +106,9 @@ class ScriptedRunner:
     def drop(self, sequence: int) -> None:
         self._begins.pop(sequence, None)
 
+    def collect(self) -> None:
+        pass
+
     def copy(self, source: int, target: int, length: int) -> None:
         raise AssertionError("this runner cannot share prefixes")
 

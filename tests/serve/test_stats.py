@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from contract.validators import validate
 from kiln.cli.embedded import embedded_server
 from kiln.core.settings import Settings
-from tests.contract.validators import validate
 
 
 @pytest.fixture(scope="module")

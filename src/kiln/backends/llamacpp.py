@@ -236,9 +236,10 @@ class LlamaRunner:
     def __init__(self, model: LlamaModel, *, sequences: int, kv_cells: int, threads: int) -> None:
         """`sequences` resident at once, over `kv_cells` cells. Raises ModelLoadError, also for memory."""
         params = native.llama_context_default_params()
-        # One more sequence and one more granule of cells: the place of padding rows.
+        # Two more sequences: one for padding rows, with a granule of cells, and one for the dead.
         params.n_ctx = kv_cells + KV_GRANULE
-        params.n_seq_max = sequences + 1
+        params.n_seq_max = sequences + 2
+        self._padding, self._dead = sequences, sequences + 1
         params.n_batch = MAX_ROWS
         params.n_ubatch = MICRO_BATCH
         params.n_threads = params.n_threads_batch = threads
@@ -262,11 +263,11 @@ class LlamaRunner:
         self._exactness = prove_exactness(self)
 
     def execute(self, call: ModelCall) -> NDArray[np.float32]:
-        pad = self.sequences if call.exact and self._needs_pairs else None
+        pad = self._padding if call.exact and self._needs_pairs else None
         wanted, outputs, padded = self._batch.fill(call, pad)
         status = native.llama_decode(self._pointer, self._batch.struct)
         if padded:
-            native.llama_memory_seq_rm(self._memory, self.sequences, -1, -1)
+            native.llama_memory_seq_rm(self._memory, self._padding, -1, -1)
         if status == 1:
             raise KVExhausted
         if status != 0:
@@ -282,7 +283,13 @@ class LlamaRunner:
         return logits if len(wanted) == outputs else logits[wanted]
 
     def drop(self, sequence: int) -> None:
+        # A freed cell would be taken next, whoever comes: hand the cells to the dead instead.
+        if self.can_share:
+            native.llama_memory_seq_cp(self._memory, sequence, self._dead, -1, -1)
         native.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+
+    def collect(self) -> None:
+        native.llama_memory_seq_rm(self._memory, self._dead, -1, -1)
 
     def copy(self, source: int, target: int, length: int) -> None:
         native.llama_memory_seq_cp(self._memory, source, target, 0, length)

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 BUNDLED = "tiny-reasoner"
 LARGEST_DEFAULT_CONTEXT = 32768
-# llama.cpp has at most 256 sequences a context; one is the place of padding rows.
-MAX_SEQUENCES = 255
+# llama.cpp has at most 256 sequences a context; two are for padding rows and the dead.
+MAX_SEQUENCES = 254
 
 
 def create_app(settings: Settings) -> Starlette:

@@ -1,8 +1,13 @@
-"""Book-keeping of the unified KV cache: which cells each slot holds, and which are shared.
+"""Book-keeping of the unified KV cache: which cells each slot holds, which are shared, which are dead.
 
 llama.cpp's unified cache is one pool of cells; copying a prefix from one sequence to another makes
 both own the same cells. The ledger mirrors that with virtual cell numbers and reference counts, so
 that the scheduler knows exactly how many cells are free without asking the native side.
+
+The cache is used like a log. A cell that nobody holds any more is dead, not free: as long as no cell
+is freed, every sequence's cells lie in the order of its positions, and attention adds its terms in
+the same order whoever else comes and goes. That is what makes exact requests exact. `collect` frees
+the dead cells; sequences that must stay exact have to be computed again after it.
 """
 
 from __future__ import annotations
@@ -20,11 +25,18 @@ class KVLedger:
         self.cells = cells
         self._references = np.zeros(cells, np.int32)
         self._spare = list(range(cells - 1, -1, -1))
+        self._dead: list[int] = []
         self._held: list[list[int]] = [[] for _ in range(slots)]
 
     @property
     def free(self) -> int:
+        """Cells that can be taken at once."""
         return len(self._spare)
+
+    @property
+    def dead(self) -> int:
+        """Cells that `collect` would free."""
+        return len(self._dead)
 
     def length(self, slot: int) -> int:
         """Tokens that a slot holds, shared ones included."""
@@ -52,11 +64,16 @@ class KVLedger:
         self._held[target] = shared
 
     def release(self, slot: int) -> None:
-        """Take all cells from a slot; those that nobody else holds become free."""
+        """Take all cells from a slot; those that nobody else holds are dead."""
         held = self._held[slot]
         self._references[held] -= 1
-        self._spare.extend(cell for cell in held if self._references[cell] == 0)
+        self._dead.extend(cell for cell in held if self._references[cell] == 0)
         self._held[slot] = []
+
+    def collect(self) -> None:
+        """Free the dead cells. From now on cells are taken out of the order of positions."""
+        self._spare.extend(self._dead)
+        self._dead = []
 
     def write_off(self, count: int) -> None:
         """Never use `count` free cells again: the native cache turned out to have fewer."""
@@ -64,7 +81,7 @@ class KVLedger:
         self.cells -= count
 
     def would_free(self, slots: Sequence[int]) -> int:
-        """Cells that would come free if all these slots were released together."""
+        """Cells that would be dead if all these slots were released together."""
         held = [cell for slot in slots for cell in self._held[slot]]
         if not held:
             return 0
@@ -78,9 +95,10 @@ class KVLedger:
             assert len(set(held)) == len(held), "a slot holds a cell twice"
             counted[held] += 1
         assert (counted == self._references).all(), "reference counts disagree with the holdings"
-        assert len(set(self._spare)) == len(self._spare), "a cell is free twice"
-        assert (counted[self._spare] == 0).all(), "a cell is free and held"
-        assert len(self._spare) + np.count_nonzero(counted) == self.cells, "a cell is lost"
+        unused = self._spare + self._dead
+        assert len(set(unused)) == len(unused), "a cell is free twice"
+        assert (counted[unused] == 0).all(), "a cell is free and held"
+        assert len(unused) + np.count_nonzero(counted) == self.cells, "a cell is lost"
 
 
 def common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:

@@ -234,7 +234,11 @@ class ModelRunner(Protocol):
         ...
 
     def drop(self, sequence: int) -> None:
-        """Forget all KV entries of a sequence."""
+        """Empty a sequence. Its cells stay taken until `collect`, so that the order of cells is kept."""
+        ...
+
+    def collect(self) -> None:
+        """Free the cells of everything that was dropped."""
         ...
 
     def copy(self, source: int, target: int, length: int) -> None:

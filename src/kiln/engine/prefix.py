@@ -68,6 +68,11 @@ class PrefixCache:
     def drop(self, slot: int) -> None:
         self._entries.pop(slot, None)
 
+    def forget_exactness(self) -> None:
+        """No entry can be continued exactly any more: cells have been freed below it."""
+        for entry in self._entries.values():
+            entry.exact = 0
+
     def retained(self) -> list[Entry]:
         """Entries that no request runs in, the least recently used first."""
         return sorted((e for e in self._entries.values() if not e.busy), key=lambda e: e.used)

@@ -6,9 +6,10 @@ decision and the writes nothing else changes the state.
 Decode comes first, in calls of its own; then prefill chunks, oldest request first, within the step's
 token budget, which is smaller while others decode so that a long prompt cannot stall them. A prompt
 whose prefix is computed already starts from a copy of it; one whose prefix is just being computed
-waits for it. When the KV cache cannot hold a step, retained prefixes go first, the least recently
-used foremost; then the youngest sequence is preempted and recomputed later from its token ids, so
-nothing is lost; the oldest always fits, so there is no deadlock.
+waits for it. When the KV cache cannot hold a step, the step makes room instead of computing: retained
+prefixes go first, the least recently used foremost; then the youngest sequence is preempted and
+recomputed later from its token ids, so nothing is lost; the oldest always fits, so there is no
+deadlock. Making room frees cells (`kv.py`), so exact sequences that run are recomputed too.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from kiln.engine.sequence import Sequence
 EXACT_ROWS = 63
 # So many requests of the first class may overtake a waiting one of the second.
 PRIORITY_STREAK = 4
+# Fewer dead cells than this are not worth a collection.
+COLLECT_CELLS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class PlannedCall:
 
 @dataclass(slots=True)
 class Step:
-    """One turn of the loop. Calls run in order: decode, then prefill.
+    """One turn of the loop. Calls run in order: decode, then prefill. With `collects` dead cells are freed.
 
     `stuck` is a sequence that could have the whole cache to itself and still does not fit.
     """
@@ -63,6 +66,7 @@ class Step:
     evicted: list[int] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     stuck: Sequence | None = None
+    collects: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,8 @@ class Scheduler:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        # Without a spare slot a retained prefix would stand in the way of the sequence that wants it.
+        self._can_share = limits.can_share and limits.slots > limits.running
         self.ledger = KVLedger(slots=limits.slots, cells=limits.kv_cells)
         self.prefixes = PrefixCache()
         self._free_slots = list(range(limits.slots - 1, -1, -1))
@@ -128,100 +134,128 @@ class Scheduler:
 
     def schedule(self) -> Step:
         """Decide the next step. Does not change any state."""
-        step = Step()
         decoding = [s for s in self.running if s.is_decoding]
-        step.evicted, step.preempted = self._room_for_decode(decoding)
-        gone = set(map(id, step.preempted))
-        keep = [s for s in self.running if id(s) not in gone]
-        decoding = [s for s in decoding if id(s) not in gone]
-        room = _Room(self, step.evicted, [s.slot for s in step.preempted if s.slot is not None])
-        if room.take_up_to(len(decoding)) < len(decoding):
-            decoding = []  # the last one has the whole cache and fills it
+        free = self.ledger.free
+        if len(decoding) > free:
+            return self._make_room(len(decoding), may_preempt=True)
+        step = Step(collects=self._may_collect())
         step.decode = [
             self._call([(s, 1) for s in decoding[at : at + EXACT_ROWS]])
             for at in range(0, len(decoding), EXACT_ROWS)
         ]
+        free -= len(decoding)
         budget = self._limits.stall_tokens if decoding else self._limits.step_tokens
         budget = min(budget, self._limits.max_rows)
         chunks: list[tuple[Sequence, int]] = []
-        for sequence in keep:
-            if not sequence.is_decoding and budget > 0:
-                size = min(len(sequence.tokens) - sequence.computed, budget)
-                size = room.take_up_to(size)
+        for sequence in self.running:
+            if not sequence.is_decoding:
+                size = min(len(sequence.tokens) - sequence.computed, budget, free)
                 if size > 0:
                     chunks.append((sequence, size))
                     budget -= size
-        if not step.preempted:
-            self._admit(step, room, budget, chunks)
-        step.evicted = room.evicted
+                    free -= size
+        wanted = self._admit(step, free, budget, chunks)
         step.prefill = self._prefill_calls(chunks, {id(a.sequence): a for a in step.admitted})
+        if wanted and not any(s.exact for s in self.running):
+            # The head of the queue lacks cells: make room for it if that costs no exact sequence its work.
+            room = self._make_room(wanted, may_preempt=False)
+            if room.collects:
+                return room
         if not step.decode and not step.prefill:
-            if len(keep) > 1:
-                # Half-computed prompts hold every cell: the youngest makes room for the others.
-                step.preempted.append(keep[-1])
-            else:
-                # Nothing else holds cells, so what does not fit now never will.
-                step.stuck = keep[0] if keep else next(self._in_turn(), None)
+            return self._make_room(1 if self.running else wanted, may_preempt=True)
         return step
 
-    def _room_for_decode(self, decoding: list[Sequence]) -> tuple[list[int], list[Sequence]]:
-        """Retained slots to evict and running sequences to preempt so that every decode row fits."""
-        evicted: list[int] = []
-        preempted: list[Sequence] = []
-        keep = list(self.running)
-        retained = [entry.slot for entry in self.prefixes.retained()]
-        while True:
-            need = sum(1 for s in decoding if s in keep)
-            slots = evicted + [s.slot for s in preempted if s.slot is not None]
-            if self.ledger.free + self._would_free(slots) >= need:
-                return evicted, preempted
-            if retained:
-                evicted.append(retained.pop(0))
-            elif len(keep) > 1:
-                preempted.append(keep.pop())
-            else:
-                return evicted, preempted
+    def _may_collect(self) -> bool:
+        """Whether dead cells are worth freeing now, at no cost: none belongs to the past of an exact one."""
+        if any(sequence.exact for sequence in self.running):
+            return False
+        held = self.ledger.cells - self.ledger.free - self.ledger.dead
+        return self.ledger.dead > max(COLLECT_CELLS, held // 4)
 
-    def _admit(self, step: Step, room: _Room, budget: int, chunks: list[tuple[Sequence, int]]) -> None:
-        """Admit in queue order while a place, budget and cells for the whole prompt remain."""
+    def _make_room(self, need: int, *, may_preempt: bool) -> Step:
+        """A step that computes nothing and frees at least `need` cells, or is `stuck`, or frees nothing."""
+        step = Step()
+        retained = [entry.slot for entry in self.prefixes.retained()]
+        keep = list(self.running)
+        while True:
+            # Freed cells would break the order of exact sequences: they start again in the new order.
+            restart = [s for s in keep if s.exact]
+            slots = [*step.evicted, *(s.slot for s in (*step.preempted, *restart) if s.slot is not None)]
+            if self.ledger.free + self.ledger.dead + self._would_free(slots) >= need + self._claims(restart):
+                # Preempted last is first in the queue: the oldest must come back first.
+                step.preempted = [*step.preempted, *reversed(restart)]
+                step.collects = True
+                return step
+            if retained:
+                step.evicted.append(retained.pop(0))
+            elif may_preempt and len(keep) > 1:
+                step.preempted.append(keep.pop())
+            elif may_preempt:
+                # Nothing else holds cells, so what does not fit now never will.
+                return Step(stuck=keep[0] if keep else next(self._in_turn(), None))
+            else:
+                return Step()
+
+    @staticmethod
+    def _claims(restart: list[Sequence]) -> int:
+        """Cells that sequences to be computed again will take back."""
+        return sum(len(sequence.tokens) for sequence in restart)
+
+    def _admit(self, step: Step, free: int, budget: int, chunks: list[tuple[Sequence, int]]) -> int:
+        """Admit in queue order while a place, budget and cells for the whole prompt remain.
+
+        Returns how many free cells the first one needs that was left out for want of cells, else 0.
+        """
         places = self._limits.running - len(self.running)
         if places <= 0 or budget <= 0:
-            return
+            return 0
         # Prompts admitted earlier still claim the cells that they have not computed yet.
-        claimed = dict((id(s), size) for s, size in chunks)
-        room.claim(
-            sum(len(s.tokens) - s.computed - claimed.get(id(s), 0) for s in self.running if not s.is_decoding)
+        claimed = {id(s): size for s, size in chunks}
+        claims = sum(
+            len(s.tokens) - s.computed - claimed.get(id(s), 0) for s in self.running if not s.is_decoding
         )
         free_slots = list(self._free_slots)
+        retained = [entry.slot for entry in self.prefixes.retained()]
+        sources: set[int] = set()
         for looked, sequence in enumerate(self._in_turn()):
             if places <= 0 or budget <= 0 or looked >= 2 * self._limits.running:
-                return
-            source, shared, coming = self._match(sequence, step, room)
+                return 0
+            source, shared, coming = self._match(sequence, step)
             if coming - shared >= WORTH_SHARING:
                 continue  # the prefix is being computed: it is cheaper to wait for it
-            need = sequence.cells_to_start
-            if not room.reserve(need - shared, source=source):
-                # The source itself may hold the cells that are missing: then the prefix is not worth it.
-                source, shared = None, 0
-                if not room.reserve(need, source=None):
-                    return
-            slot = free_slots.pop() if free_slots else room.evict_slot()
+            need = sequence.cells_to_start - shared
+            if claims + need > free:
+                return claims + sequence.cells_to_start + (self.ledger.free - free)
+            if source is not None:
+                sources.add(source)
+            slot = free_slots.pop() if free_slots else self._evict_slot(step, retained, sources)
             if slot is None:
-                return
+                return 0
             step.admitted.append(Admission(sequence, slot, source, shared))
             size = min(len(sequence.tokens) - shared, budget)
             chunks.append((sequence, size))
             budget -= size
+            free -= need
             places -= 1
+        return 0
 
-    def _match(self, sequence: Sequence, step: Step, room: _Room) -> tuple[int | None, int, int]:
+    @staticmethod
+    def _evict_slot(step: Step, retained: list[int], sources: set[int]) -> int | None:
+        """A slot to reuse, taken from the least recently used prefix that nobody is about to copy."""
+        for slot in retained:
+            if slot not in sources and slot not in step.evicted:
+                step.evicted.append(slot)
+                return slot
+        return None
+
+    def _match(self, sequence: Sequence, step: Step) -> tuple[int | None, int, int]:
         """Source slot and length of the best computed prefix, and the length of the best coming one."""
         # Scoring needs the logits of every position, so it computes them all.
-        if not self._limits.can_share or sequence.wants_scores:
+        if not self._can_share or sequence.wants_scores:
             return None, 0, 0
         ids = sequence.ids
         match = self.prefixes.match(
-            ids, scope=sequence.scope, exact=sequence.exact, without=frozenset(room.evicted)
+            ids, scope=sequence.scope, exact=sequence.exact, without=frozenset(step.evicted)
         )
         soon = (self._shared_soon(ids, sequence, admission) for admission in step.admitted)
         return match.slot, match.length, max([match.coming, *soon])
@@ -295,11 +329,18 @@ class Scheduler:
     # Writing.
 
     def begin(self, step: Step, now: float) -> tuple[list[int], list[Copy]]:
-        """Write admissions, evictions and preemptions. Returns slots to drop, then prefixes to copy."""
+        """Write admissions, evictions and preemptions. Returns slots to drop, then prefixes to copy.
+
+        If the step collects, that is to be done between the drops and the copies.
+        """
         dropped = list(step.evicted)
         for slot in step.evicted:
             self._release(slot)
         dropped.extend(self.preempt(sequence) for sequence in step.preempted)
+        if step.collects:
+            self.ledger.collect()
+            # What comes after these cells would lie before them.
+            self.prefixes.forget_exactness()
         copies = []
         for admission in step.admitted:
             self._place(admission, now)
@@ -381,7 +422,7 @@ class Scheduler:
         if entry.exactly:
             entry.exact = entry.computed
         self.prefixes.touch(slot)
-        if not self._limits.can_share or entry.computed < WORTH_SHARING:
+        if not self._can_share or entry.computed < WORTH_SHARING:
             self._release(slot)
             return [slot]
         covered = [other.slot for other in self.prefixes.covered_by(entry)]
@@ -399,6 +440,14 @@ class Scheduler:
         sequence.computed = 0
         self._queue_of(sequence).appendleft(sequence)
         return slot
+
+    def collect_now(self) -> bool:
+        """Free dead cells outside a step. False, and nothing done, while an exact sequence runs."""
+        if any(sequence.exact for sequence in self.running):
+            return False
+        self.ledger.collect()
+        self.prefixes.forget_exactness()
+        return True
 
     def learn_exhausted(self, call: ModelCall) -> None:
         """The native cache keeps refusing a call that the books have room for: believe it from now on."""
@@ -418,70 +467,3 @@ class Scheduler:
 
     def _queue_of(self, sequence: Sequence) -> deque[Sequence]:
         return self._queues[0 if sequence.request.priority else 1]
-
-
-class _Room:
-    """Counts cells while a step is planned, evicting retained prefixes (on paper) as they are needed."""
-
-    def __init__(self, scheduler: Scheduler, evicted: list[int], preempted: list[int]) -> None:
-        self._scheduler = scheduler
-        self._preempted = preempted
-        self.evicted = list(evicted)
-        self._sources: set[int] = set()
-        self._retained = [e.slot for e in scheduler.prefixes.retained() if e.slot not in set(evicted)]
-        self._used = 0
-        self._free = self._count_free()
-
-    def claim(self, cells: int) -> None:
-        """Set cells aside for prompts that are admitted but not computed."""
-        self._used += max(0, cells)
-
-    def take_up_to(self, cells: int) -> int:
-        """Take as many of `cells` as there are, evicting for them. Returns how many."""
-        while self._free - self._used < cells and self._evictable():
-            self._evict(self._evictable()[0])
-        taken = max(0, min(cells, self._free - self._used))
-        self._used += taken
-        return taken
-
-    def reserve(self, cells: int, *, source: int | None) -> bool:
-        """Take exactly `cells`, evicting for them; False if they cannot be had.
-
-        `source`, whose prefix is about to be copied, is safe from eviction for the rest of the step.
-        """
-        candidates = [slot for slot in self._evictable() if slot != source]
-        if self._free - self._used < cells and not self._can_have(cells, candidates):
-            return False
-        if source is not None:
-            self._sources.add(source)
-        while self._free - self._used < cells:
-            self._evict(candidates.pop(0))
-        self._used += cells
-        return True
-
-    def _can_have(self, cells: int, candidates: list[int]) -> bool:
-        possible = self._scheduler.ledger.free + self._scheduler.ledger.would_free(
-            [*self.evicted, *self._preempted, *candidates]
-        )
-        return possible - self._used >= cells
-
-    def evict_slot(self) -> int | None:
-        """A slot to reuse, taken from the least recently used prefix."""
-        candidates = self._evictable()
-        if not candidates:
-            return None
-        self._evict(candidates[0])
-        return candidates[0]
-
-    def _evictable(self) -> list[int]:
-        return [slot for slot in self._retained if slot not in self._sources]
-
-    def _evict(self, slot: int) -> None:
-        self._retained.remove(slot)
-        self.evicted.append(slot)
-        self._free = self._count_free()
-
-    def _count_free(self) -> int:
-        slots = [*self.evicted, *self._preempted]
-        ledger = self._scheduler.ledger
-        return ledger.free + (ledger.would_free(slots) if slots else 0)

@@ -83,7 +83,7 @@ class EngineWorker:
                 log.error("engine step failed: %s", error.message)
                 self._end_all(FinishReason.ERROR, error)
                 # What the native side holds after a failed call is unknown.
-                self._drop(self._scheduler.forget_all())
+                self._forget_all()
             self._flush()
 
     def _handle(self, command: Command) -> None:
@@ -121,6 +121,8 @@ class EngineWorker:
     def _begin(self, step: Step) -> None:
         dropped, copies = self._scheduler.begin(step, time.monotonic())
         self._drop(dropped)
+        if step.collects:
+            self._runner.collect()
         for copy in copies:
             self._runner.copy(copy.source, copy.target, copy.length)
         self._preemptions += len(step.preempted)
@@ -135,7 +137,7 @@ class EngineWorker:
             logits = self._runner.execute(planned.call)
         except KVExhausted:
             log.warning("the KV cache refused %d rows that the books had room for", planned.call.rows)
-            self._drop(self._scheduler.forget_all())
+            self._forget_all()
             if self._refused:
                 self._scheduler.learn_exhausted(planned.call)
             self._refused = True
@@ -204,6 +206,12 @@ class EngineWorker:
     def _end_all(self, reason: FinishReason, error: KilnError | None = None) -> None:
         for sequence in list(self._sequences.values()):
             self._end(sequence, reason, error)
+
+    def _forget_all(self) -> None:
+        """Give up every retained prefix, and free the cells unless an exact sequence is under way."""
+        self._drop(self._scheduler.forget_all())
+        if self._scheduler.collect_now():
+            self._runner.collect()
 
     def _drop(self, slots: SequenceOf[int]) -> None:
         for slot in slots:
