@@ -58,7 +58,7 @@ class LatencyLedger:
             timings.append(self._timing(token.token_id, token.ready_s, step.handed, now, phases))
             if self._last is None:
                 self._first = token.ready_s
-            else:
+            elif not delivery.replayed:
                 self._note_gap(token.ready_s - self._last, phases)
             self._last = token.ready_s
             self._tokens += 1

@@ -199,6 +199,7 @@ def _to_requests(prepared: Prepared, model: ServedModel) -> tuple[GenerationRequ
             eos_ids=frozenset() if prepared.turn.ignore_eos else model.tokenizer.eos_ids,
             thinking=thinking,
             exact=_is_exact(prepared.turn, model),
+            cacheable=_is_cacheable(prepared),
         )
         for index in range(prepared.turn.n)
     )
@@ -206,6 +207,14 @@ def _to_requests(prepared: Prepared, model: ServedModel) -> tuple[GenerationRequ
 
 def _is_exact(turn: ChatTurn, model: ServedModel) -> bool:
     return turn.provenance or model.exact == "always" or (model.exact == "auto" and turn.seed is not None)
+
+
+def _is_cacheable(prepared: Prepared) -> bool:
+    """Whether the request alone decides the tokens, and nothing of how they came about is reported."""
+    turn = prepared.turn
+    deterministic = turn.seed is not None or prepared.sampling.temperature == 0.0
+    timed = prepared.budget_applied and prepared.budget.time_ms.value is not None
+    return deterministic and not (timed or turn.provenance or turn.measured)
 
 
 def _gate_limits(prepared: Prepared) -> GateLimits:

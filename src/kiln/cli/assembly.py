@@ -27,6 +27,7 @@ from kiln.core.errors import ConfigError, ModelLoadError, SetupError
 from kiln.core.rollout import PolicyIdentity
 from kiln.core.sampling import SamplingOverrides, SamplingParams, resolve_sampling
 from kiln.core.settings import Settings
+from kiln.engine.cache import CachingEngine
 from kiln.engine.loop import BatchingEngine
 from kiln.engine.messages import EngineLimits
 from kiln.engine.ports import Engine, ModelRunner
@@ -98,9 +99,13 @@ def app_over(
 
 
 def _app(settings: Settings, llama: LlamaModel, model: ServedModel, engine: Engine) -> Starlette:
+    cache = None
+    if settings.engine.completion_cache > 0:
+        engine = cache = CachingEngine(engine, settings.engine.completion_cache)
+
     async def start() -> ServerState:
         await engine.start()
-        metrics = Metrics(engine.stats)
+        metrics = Metrics(engine.stats, cache.counts if cache is not None else {})
         statistics = Statistics()
         service = ChatService(
             model,

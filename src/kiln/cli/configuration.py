@@ -137,8 +137,9 @@ def _from_flags(flags: Mapping[str, object]) -> Found:
 
 
 def flag_name(name: str) -> str:
-    """The flag of a key: `--ctx-size` for `engine.ctx_size`; `model.path` is `--model`."""
-    return "--model" if name == "model.path" else "--" + name.split(".")[1].replace("_", "-")
+    """The flag of a key: `--ctx-size` for `engine.ctx_size`; two keys have names of their own."""
+    own = {"model.path": "--model", "engine.mode": "--engine"}
+    return own.get(name, "--" + name.split(".")[1].replace("_", "-"))
 
 
 def _checked(

@@ -144,6 +144,9 @@ class EngineSettings:
         choices=("auto", "always", "never"),
     )
     max_queue: int = _setting(256, "Requests that may wait for a free sequence at most.", low=0)
+    completion_cache: int = _setting(
+        0, "Finished greedy or seeded generations kept to be given again; 0 computes each anew.", low=0
+    )
     openmp_wait_policy: str = _setting(
         "passive",
         "How idle compute threads wait: `active` spins, `passive` sleeps.",

@@ -17,7 +17,7 @@ class ChatTurn:
     Budget overrides have three states: UNSET = inherit, None = unlimited, an integer = that limit.
     `max_tokens` None = the configured default. `max_tokens_field` is the
     request field it came from. `seed` None = the runtime chooses. With `provenance`
-    the completion is computed exactly and comes with its rollout.
+    the completion is computed exactly and comes with its rollout; a `measured` one reports its latency.
     """
 
     conversation: Conversation
@@ -33,3 +33,4 @@ class ChatTurn:
     seed: int | None = None
     n: int = 1
     provenance: bool = False
+    measured: bool = False

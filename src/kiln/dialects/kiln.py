@@ -57,16 +57,27 @@ def decode_chat(body: bytes) -> wire.ChatCompletionRequest:
     return request
 
 
-def to_turn(request: wire.ChatCompletionRequest) -> ChatTurn:
-    """The core value of a checked request."""
-    return build_turn(request, request.messages, "messages", provenance=request.rollout_provenance)
+def to_turn(request: wire.ChatCompletionRequest, *, performance: bool = False) -> ChatTurn:
+    """The core value of a checked request. `performance` says whether its latency will be reported."""
+    return build_turn(
+        request,
+        request.messages,
+        "messages",
+        provenance=request.rollout_provenance,
+        measured=performance,
+    )
 
 
 Request = wire.ChatCompletionRequest | wire.BatchCompletionRequest
 
 
 def build_turn(
-    request: Request, messages: list[wire.ChatMessageInput], where: str, *, provenance: bool = False
+    request: Request,
+    messages: list[wire.ChatMessageInput],
+    where: str,
+    *,
+    provenance: bool = False,
+    measured: bool = False,
 ) -> ChatTurn:
     """A turn from the fields that chat and batch requests share, and one conversation named `where`."""
     field = "max_tokens"
@@ -100,6 +111,7 @@ def build_turn(
         seed=request.seed,
         n=request.n if request.n is not None else 1,
         provenance=provenance,
+        measured=measured,
     )
 
 

@@ -46,6 +46,7 @@ class GenerationRequest:
     Draws are keyed by (`seed`, `choice_index`, token index). An `exact` request gives the same ids and
     log-probabilities whoever else is running and whatever is cached. KV is shared within one `scope`
     (model and adapter revision) only. With `scores` the prompt is scored and nothing is generated.
+    `cacheable` says that the request decides its tokens, so that an earlier answer may be given again.
     """
 
     prompt_ids: Sequence[int]
@@ -59,6 +60,7 @@ class GenerationRequest:
     priority: bool = False
     scope: str = ""
     scores: ScoreSpec | None = None
+    cacheable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +110,15 @@ class StepTimes:
 class Delivery:
     """What one engine step produced for one sequence; `scores` in prompt order.
 
-    `step` is shared by all deliveries of the step.
+    `step` is shared by all deliveries of the step. A `replayed` delivery was computed for an earlier
+    request; its tokens' times say nothing about the engine.
     """
 
     tokens: list[TokenEvent] = field(default_factory=list)
     scores: list[PositionScore] = field(default_factory=list)
     step: StepTimes = field(default_factory=StepTimes)
     end: GenerationEnd | None = None
+    replayed: bool = False
 
 
 class Generation(Protocol):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from kiln.chat.observe import ChoiceReport
 from kiln.core.budgets import Budget
@@ -36,7 +38,7 @@ STALL_SECONDS = 0.25
 class Metrics:
     """All metrics of one server. Implements the chat room's `Observer`."""
 
-    def __init__(self, stats: Callable[[], EngineStats]) -> None:
+    def __init__(self, stats: Callable[[], EngineStats], cache_counts: Mapping[str, int]) -> None:
         self._registry = CollectorRegistry()
         self._sources = Counter(
             "kiln_thinking_budget_source",
@@ -91,20 +93,9 @@ class Metrics:
         for dimension in ("tokens", "time"):
             for source in BUDGET_SOURCES:
                 self._sources.labels(dimension, source)
+        self._registry.register(_Totals(stats, cache_counts))
         self._gauge("kiln_engine_running", "Sequences being computed.", lambda: stats().running)
         self._gauge("kiln_engine_waiting", "Sequences waiting for a slot.", lambda: stats().waiting)
-        self._gauge("kiln_engine_steps", "Engine steps since the start.", lambda: stats().steps)
-        self._gauge("kiln_preemptions", "Sequences preempted so far.", lambda: stats().preemptions)
-        self._gauge(
-            "kiln_prompt_tokens_computed",
-            "Prompt tokens computed so far.",
-            lambda: stats().prompt_tokens_computed,
-        )
-        self._gauge(
-            "kiln_prompt_tokens_cached",
-            "Prompt tokens taken from the prefix cache so far.",
-            lambda: stats().prompt_tokens_cached,
-        )
         self._gauge("kiln_kv_cells_used", "Tokens in the KV cache.", lambda: stats().kv_cells_used)
         self._gauge("kiln_kv_cells", "Tokens that the KV cache can hold.", lambda: stats().kv_cells)
 
@@ -160,3 +151,28 @@ class Metrics:
 
     def _gauge(self, name: str, doc: str, read: Callable[[], int]) -> None:
         Gauge(name, doc, registry=self._registry).set_function(lambda: float(read()))
+
+
+class _Totals(Collector):
+    """Counts that the engine keeps itself."""
+
+    def __init__(self, stats: Callable[[], EngineStats], cache_counts: Mapping[str, int]) -> None:
+        self._stats = stats
+        self._cache_counts = cache_counts
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._stats()
+        totals = (
+            ("kiln_engine_steps", "Engine steps.", stats.steps),
+            ("kiln_preemptions", "Sequences preempted for want of KV cells.", stats.preemptions),
+            ("kiln_prompt_tokens_computed", "Prompt tokens computed.", stats.prompt_tokens_computed),
+            ("kiln_prompt_tokens_cached", "Prompt tokens from the prefix cache.", stats.prompt_tokens_cached),
+        )
+        for name, doc, value in totals:
+            yield CounterMetricFamily(name, doc, value=value)
+        cache = CounterMetricFamily(
+            "kiln_completion_cache", "Generations by what the completion cache did.", labels=("result",)
+        )
+        for result, count in self._cache_counts.items():
+            cache.add_metric((result,), count)
+        yield cache

@@ -30,7 +30,8 @@ async def chat_completions(request: Request) -> Response:
 
     def prepare() -> tuple[Prepared, ReplyOptions]:
         wire = decode_chat(body)
-        return state.service.prepare(to_turn(wire)), state.reply_options(wire)
+        options = state.reply_options(wire)
+        return state.service.prepare(to_turn(wire, performance=options.performance)), options
 
     prepared, options = await state.service.in_worker(prepare)
     exchange = state.service.start(prepared, entered=entered)
