@@ -50,9 +50,11 @@ class ChoiceAssembler:
     def feed(self, delivery: Delivery) -> list[ExchangeEvent]:
         """Events that are ready after a delivery's tokens: each token's text, then its timing."""
         events: list[ExchangeEvent] = []
-        for token, timing in zip(delivery.tokens, self._ledger.received(delivery), strict=True):
+        for token in delivery.tokens:
             if self.stopped:
                 break
+            # One by one: what the engine made beyond a stop string was not emitted.
+            (timing,) = self._ledger.received(replace(delivery, tokens=[token]))
             self._tokens += 1
             if self._rollout is not None:
                 self._rollout.append(token)

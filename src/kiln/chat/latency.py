@@ -48,7 +48,7 @@ class LatencyLedger:
         self._received = started
 
     def received(self, delivery: Delivery) -> list[TokenTiming]:
-        """Note a delivery as it reaches the handler. Returns one timing a token."""
+        """Note a delivery's tokens as they reach the handler. Returns one timing a token."""
         now = time.monotonic()
         step = delivery.step
         timings = []
@@ -111,9 +111,13 @@ class LatencyLedger:
 
     def _phases(self, step: StepTimes, delivery_s: float, queue_s: float) -> Gap:
         # Prompt calls run after the decode call of their step: they delay the next step's tokens.
-        # The first token comes out of its own prompt call, which is over before the gap begins.
-        prefill_s = self._before.prefill_s if self._before is not None and self._tokens > 1 else 0.0
-        return prefill_s, step.decode_s, step.sampling_s, delivery_s, queue_s
+        if self._before is None or self._last is None:
+            return 0.0, step.decode_s, 0.0, delivery_s, queue_s
+        # A token is ready before it is sampled, and prompt calls run after the decode call of their step:
+        # both delay the next step's token, as far as they lie after this one's readiness.
+        after = max(0.0, self._before.handed - self._last)
+        prefill_s, sampling_s = min(self._before.prefill_s, after), min(self._before.sampling_s, after)
+        return prefill_s, step.decode_s, sampling_s, delivery_s, queue_s
 
     def _timing(self, token_id: int, ready: float, handed: float, now: float, phases: Gap) -> TokenTiming:
         cause, cause_s = _largest(phases)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -134,11 +135,14 @@ class Scheduler:
 
     def schedule(self) -> Step:
         """Decide the next step. Does not change any state."""
+        if self._may_collect():
+            # A step of its own: an admission in it would still see prefixes as exact.
+            return Step(collects=True)
         decoding = [s for s in self.running if s.is_decoding]
         free = self.ledger.free
         if len(decoding) > free:
-            return self._make_room(len(decoding), may_preempt=True)
-        step = Step(collects=self._may_collect())
+            return self._make_room(rows=decoding)
+        step = Step()
         step.decode = [
             self._call([(s, 1) for s in decoding[at : at + EXACT_ROWS]])
             for at in range(0, len(decoding), EXACT_ROWS)
@@ -158,11 +162,11 @@ class Scheduler:
         step.prefill = self._prefill_calls(chunks, {id(a.sequence): a for a in step.admitted})
         if wanted and not any(s.exact for s in self.running):
             # The head of the queue lacks cells: make room for it if that costs no exact sequence its work.
-            room = self._make_room(wanted, may_preempt=False)
+            room = self._make_room(cells=wanted, may_preempt=False)
             if room.collects:
                 return room
         if not step.decode and not step.prefill:
-            return self._make_room(1 if self.running else wanted, may_preempt=True)
+            return self._make_room(rows=self.running[:1], cells=0 if self.running else wanted)
         return step
 
     def _may_collect(self) -> bool:
@@ -172,8 +176,13 @@ class Scheduler:
         held = self.ledger.cells - self.ledger.free - self.ledger.dead
         return self.ledger.dead > max(COLLECT_CELLS, held // 4)
 
-    def _make_room(self, need: int, *, may_preempt: bool) -> Step:
-        """A step that computes nothing and frees at least `need` cells, or is `stuck`, or frees nothing."""
+    def _make_room(
+        self, *, rows: SequenceOf[Sequence] = (), cells: int = 0, may_preempt: bool = True
+    ) -> Step:
+        """A step that computes nothing and frees a cell for each of `rows` that stays, and `cells` more.
+
+        It is `stuck` if that cannot be, or, where it may not preempt, frees nothing.
+        """
         step = Step()
         retained = [entry.slot for entry in self.prefixes.retained()]
         keep = list(self.running)
@@ -181,7 +190,10 @@ class Scheduler:
             # Freed cells would break the order of exact sequences: they start again in the new order.
             restart = [s for s in keep if s.exact]
             slots = [*step.evicted, *(s.slot for s in (*step.preempted, *restart) if s.slot is not None)]
-            if self.ledger.free + self.ledger.dead + self._would_free(slots) >= need + self._claims(restart):
+            need = cells + sum(1 for s in rows if s in keep and not s.exact)
+            # Those that start again take back what they had, their next row included.
+            need += sum(len(sequence.tokens) for sequence in restart)
+            if self.ledger.free + self.ledger.dead + self._would_free(slots) >= need:
                 # Preempted last is first in the queue: the oldest must come back first.
                 step.preempted = [*step.preempted, *reversed(restart)]
                 step.collects = True
@@ -195,11 +207,6 @@ class Scheduler:
                 return Step(stuck=keep[0] if keep else next(self._in_turn(), None))
             else:
                 return Step()
-
-    @staticmethod
-    def _claims(restart: list[Sequence]) -> int:
-        """Cells that sequences to be computed again will take back."""
-        return sum(len(sequence.tokens) for sequence in restart)
 
     def _admit(self, step: Step, free: int, budget: int, chunks: list[tuple[Sequence, int]]) -> int:
         """Admit in queue order while a place, budget and cells for the whole prompt remain.
