@@ -40,8 +40,7 @@ class Bench:
         step = StepTimes(decode, prefill, sampling, handed)
         self.tokens += 1
         event = TokenEvent(self.tokens, Source.SAMPLED, -1.0, ready)
-        timing = self.ledger.received(event, Delivery([event], step=step))
-        self.ledger.step_ended(step)
+        (timing,) = self.ledger.received(Delivery([event], step=step))
         return timing
 
     def gaps(self, gaps: Sequence[float]) -> None:
