@@ -236,6 +236,15 @@ def test_a_client_that_leaves_frees_the_engine(api: Api) -> None:
     assert api.chat(max_tokens=1)
 
 
+def test_it_is_limited_in_time() -> None:
+    with model_api(engine__request_timeout_s=0.3) as hasty:
+        assert hasty.score(LONG[:20], 0)
+        error = hasty.refuse(SCORE, {"prompt": [5] * 2500, "prompt_logprobs": 0}, 504)
+        assert error["code"] == "request_timed_out"
+        wait_until(lambda: hasty.stats.running == 0, "the engine is idle", within_s=20)
+        assert hasty.score(LONG[:20], 0)
+
+
 def test_greedy_tokens_rank_first(api: Api) -> None:
     _, record = api.rollout(max_tokens=30)
     ids, prompt = record["input_token_ids"], record["prompt_token_count"]
