@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -33,31 +35,48 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def engine_pid(parent: int) -> int | None:
+def engine_pids(parent: int) -> set[int]:
+    found = set()
     for pid in children(parent):
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             continue
         if b"kiln.backends.engine_host" in command:
-            return pid
-    return None
+            found.add(pid)
+    return found
 
 
-def wait_for_engine(parent: int, *, other_than: int | None = None) -> int:
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        pid = engine_pid(parent)
-        if pid is not None and pid != other_than:
-            return pid
-        time.sleep(0.05)
-    raise AssertionError("no engine process came up")
+@dataclass(frozen=True)
+class Server:
+    """A server in this process; other servers of the test session have engines of their own."""
+
+    url: str
+    parent: int
+    others: frozenset[int]
+
+    def engine(self, *, other_than: int | None = None) -> int:
+        """The process id of the server's engine, as soon as it has one."""
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline:
+            own = engine_pids(self.parent) - self.others - {other_than}
+            if len(own) == 1:
+                return own.pop()
+            time.sleep(0.05)
+        raise AssertionError("no engine process came up")
+
+
+@contextmanager
+def serving(**values: object) -> Iterator[Server]:
+    others = frozenset(engine_pids(os.getpid()))
+    with embedded_server(Settings.build({f"engine.{k}": v for k, v in values.items()}, {})) as url:
+        yield Server(url, os.getpid(), others)
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with embedded_server(Settings.default()) as base:
-        yield base
+def server() -> Iterator[Server]:
+    with serving() as started:
+        yield started
 
 
 def ask(url: str, **fields: object) -> httpx.Response:
@@ -69,7 +88,7 @@ def stream(url: str) -> str:
     """The body of a long stream, however it ends."""
     body = {
         "messages": [{"role": "user", "content": "Think forever."}],
-        "max_tokens": 1500,
+        "max_tokens": 3000,
         "ignore_eos": True,
         "stream": True,
     }
@@ -77,22 +96,27 @@ def stream(url: str) -> str:
         return response.read().decode()
 
 
-def test_the_server_loads_no_weights_and_says_how_it_runs(url: str) -> None:
-    facts = httpx.get(f"{url}/v1/config").json()["resolved"]["engine"]
+def wait_for_metric(url: str, line: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while line not in httpx.get(f"{url}/metrics").text:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_the_server_says_how_it_runs(server: Server) -> None:
+    facts = httpx.get(f"{server.url}/v1/config").json()["resolved"]["engine"]
     assert facts["isolation"] == "process"
     assert facts["exactness"]["proven"] is True
 
 
-def test_a_killed_engine_ends_running_requests_and_serves_the_next(url: str) -> None:
+def test_a_killed_engine_ends_running_requests_and_serves_the_next(server: Server) -> None:
+    url = server.url
     for _ in range(3):
-        pid = wait_for_engine(os.getpid())
+        pid = server.engine()
         with ThreadPoolExecutor(12) as pool:
             streams = [pool.submit(stream, url) for _ in range(4)]
-            plain = [pool.submit(ask, url, max_tokens=1500, ignore_eos=True) for _ in range(4)]
-            deadline = time.monotonic() + DEADLINE_S
-            while "kiln_engine_running 8.0" not in httpx.get(f"{url}/metrics").text:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            plain = [pool.submit(ask, url, max_tokens=3000, ignore_eos=True) for _ in range(4)]
+            wait_for_metric(url, "kiln_engine_running 8.0")
             os.kill(pid, signal.SIGKILL)
             for answer in plain:
                 response = answer.result()
@@ -102,32 +126,26 @@ def test_a_killed_engine_ends_running_requests_and_serves_the_next(url: str) -> 
                 assert '"code":"engine_failed"' in text
                 assert "[DONE]" not in text
         # The next request may come before the successor is ready: it waits.
-        response = ask(url, max_tokens=8)
-        assert response.status_code == 200
-        assert wait_for_engine(os.getpid(), other_than=pid) != pid
+        assert ask(url, max_tokens=8).status_code == 200
+        assert server.engine(other_than=pid) != pid
     assert httpx.get(f"{url}/health").json() == {"status": "ok"}
 
 
 def test_waiting_requests_survive_a_killed_engine() -> None:
-    settings = Settings.build({"engine.parallel": 1}, {})
-    with embedded_server(settings) as url, ThreadPoolExecutor(6) as pool:
-        before = engine_pid(os.getpid())
-        running = pool.submit(ask, url, max_tokens=3000, ignore_eos=True)
-        deadline = time.monotonic() + DEADLINE_S
-        while "kiln_engine_running 1.0" not in httpx.get(f"{url}/metrics").text:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        waiting = [pool.submit(ask, url, max_tokens=4) for _ in range(4)]
-        while "kiln_engine_waiting 4.0" not in httpx.get(f"{url}/metrics").text:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        assert before is not None
-        for pid in children(os.getpid()):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if b"kiln.backends.engine_host" in command and pid != 0:
-                os.kill(pid, signal.SIGKILL)
+    with serving(parallel=1) as server, ThreadPoolExecutor(6) as pool:
+        running = pool.submit(ask, server.url, max_tokens=3000, ignore_eos=True)
+        wait_for_metric(server.url, "kiln_engine_running 1.0")
+        waiting = [pool.submit(ask, server.url, max_tokens=4) for _ in range(4)]
+        wait_for_metric(server.url, "kiln_engine_waiting 4.0")
+        os.kill(server.engine(), signal.SIGKILL)
         assert running.result().status_code == 503
         assert [answer.result().status_code for answer in waiting] == [200] * 4
+
+
+def test_a_server_that_stops_while_its_engine_restarts() -> None:
+    with serving() as server:
+        os.kill(server.engine(), signal.SIGKILL)
+    assert not engine_pids(server.parent) - server.others
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -138,7 +156,7 @@ def test_no_engine_outlives_its_server(how: signal.Signals, tmp_path: Path) -> N
         for line in server.stdout:
             if "serves" in line:
                 break
-        pid = wait_for_engine(server.pid)
+        pid = Server("", server.pid, frozenset()).engine()
         server.send_signal(how)
         server.wait(DEADLINE_S)
         deadline = time.monotonic() + DEADLINE_S

@@ -165,6 +165,9 @@ class ProcessEngine(EngineFrontend):
         self._supervisor.cancel()
         await asyncio.gather(self._supervisor, return_exceptions=True)
         self._supervisor = None
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            await self._close(writer)
         self.fail(self._generations.values(), EngineFailed("the engine was stopped"))
         self._on_stopped()
 
@@ -197,6 +200,9 @@ class ProcessEngine(EngineFrontend):
         self._writer = writer
         while self._held:
             self.tell(self._held.popleft())
+        if self._stopping:
+            # The end was asked for while this child was loading.
+            writer.write(encode_frame(ToChild(None)))
         return reader
 
     async def _supervise(self, reader: asyncio.StreamReader) -> None:
