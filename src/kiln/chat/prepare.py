@@ -210,11 +210,14 @@ def _is_exact(turn: ChatTurn, model: ServedModel) -> bool:
 
 
 def _is_cacheable(prepared: Prepared) -> bool:
-    """Whether the request alone decides the tokens, and nothing of how they came about is reported."""
+    """Whether the request alone decides the tokens, and nothing of how they came about is reported.
+
+    A stop string cuts the generation where only its reader can see, so there is no whole to keep.
+    """
     turn = prepared.turn
     deterministic = turn.seed is not None or prepared.sampling.temperature == 0.0
     timed = prepared.budget_applied and prepared.budget.time_ms.value is not None
-    return deterministic and not (timed or turn.provenance or turn.measured)
+    return deterministic and not (timed or turn.stop or turn.provenance or turn.measured)
 
 
 def _gate_limits(prepared: Prepared) -> GateLimits:

@@ -56,6 +56,7 @@ class Exchange:
         self._observer = observer
         self._on_end = on_end
         self._accounted: set[int] = set()
+        self.timer: asyncio.TimerHandle | None = None
 
     async def events(self) -> AsyncGenerator[list[ExchangeEvent]]:
         """Events as they come, one list an engine step. Raises the KilnError the exchange failed with.
@@ -229,8 +230,7 @@ class ChatService:
         except BaseException:
             exchange.abandon()
             raise
-        if self._request_timeout_s is not None:
-            self._limit(exchange, self._request_timeout_s)
+        exchange.timer = self._limit(exchange.fail)
         return exchange
 
     async def score(self, request: GenerationRequest) -> tuple[PositionScore, ...]:
@@ -239,12 +239,15 @@ class ChatService:
             raise ShuttingDown("the server is shutting down")
         generation = self.engine.submit(request)
         positions: list[PositionScore] = []
+        timer = self._limit(generation.cancel)
         try:
             async for delivery in generation:
                 positions.extend(delivery.scores)
                 if delivery.end is not None and delivery.end.reason is not FinishReason.LENGTH:
                     raise delivery.end.error or ShuttingDown("the engine was stopped")
         finally:
+            if timer is not None:
+                timer.cancel()
             generation.cancel()
         return tuple(positions)
 
@@ -265,12 +268,15 @@ class ChatService:
         await self.engine.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _limit(self, exchange: Exchange, seconds: float) -> None:
-        def expire() -> None:
-            if exchange.head.id in self._exchanges:
-                exchange.fail(RequestTimedOut(f"the request ran for more than {seconds:g} seconds"))
-
-        asyncio.get_running_loop().call_later(seconds, expire)
+    def _limit(self, fail: Callable[[KilnError], None]) -> asyncio.TimerHandle | None:
+        """Have `fail` called when the configured time for a request is over."""
+        seconds = self._request_timeout_s
+        if seconds is None:
+            return None
+        error = RequestTimedOut(f"the request ran for more than {seconds:g} seconds")
+        return asyncio.get_running_loop().call_later(seconds, fail, error)
 
     def _forget(self, exchange_id: str) -> None:
-        self._exchanges.pop(exchange_id, None)
+        exchange = self._exchanges.pop(exchange_id, None)
+        if exchange is not None and exchange.timer is not None:
+            exchange.timer.cancel()
