@@ -45,7 +45,7 @@ class TestAnswers:
         [
             {"max_tokens": 30},
             LOUD,
-            {**LOUD, "thinking_budget_tokens": 5, "stop": ["."]},
+            {**LOUD, "thinking_budget_tokens": 5},
             {**LOUD, "n": 3},
             {"max_tokens": 8, "include_config_hashes": True, "fold_reasoning_into_content": True},
         ],
@@ -56,6 +56,14 @@ class TestAnswers:
         assert first["id"] != second["id"]
         # What is computed anew elsewhere is the same too, but for the time that it took.
         assert texts(api.chat(**fields)) == texts(first)
+
+    def test_stop_strings_pass_by(self, cached: Api) -> None:
+        fields: Body = {**LOUD, "thinking_budget_tokens": 5, "stop": ["."]}
+        before = results(cached)
+        first, second = cached.chat(**fields), cached.chat(**fields)
+        assert grown(before, results(cached)) == {"bypass": 2}
+        assert texts(first) == texts(second)
+        assert first["choices"][0]["thinking_budget"]["closed"] is True
 
     def test_a_stream_of_it(self, cached: Api) -> None:
         content = "7-3=?"
@@ -120,7 +128,7 @@ class TestKeys:
         assert "hit" not in grown(before, results(cached))
 
     @pytest.mark.parametrize(
-        "change", [{"stop": ["x"]}, {"include_config_hashes": True}, {"fold_reasoning_into_content": True}]
+        "change", [{"include_config_hashes": True}, {"fold_reasoning_into_content": True}, {"stop": []}]
     )
     def test_what_does_not_is_not(self, cached: Api, change: Body) -> None:
         cached.chat(**LOUD)
@@ -135,6 +143,9 @@ class TestKeys:
             {"include_performance": True},
             {"thinking_budget_ms": 60_000},
             {"seed": None, "temperature": 1},
+            # A stop string cuts a generation that others may want whole.
+            {"stop": ["."]},
+            {"stop": ["."], "thinking_budget_tokens": 5},
         ],
     )
     def test_what_passes_it_by(self, cached: Api, fields: Body) -> None:
