@@ -11,8 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kiln.core.sampling import SamplingParams
 from kiln.core.tokens import FinishReason, Source
+from kiln.engine.plan import Limits, Pick, PlannedCall
 from kiln.engine.ports import GenerationRequest
-from kiln.engine.scheduler import Limits, Pick, PlannedCall, Scheduler
+from kiln.engine.scheduler import Scheduler
 from kiln.engine.sequence import Sequence
 
 from .cells import CellPool

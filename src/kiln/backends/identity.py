@@ -11,7 +11,9 @@ from functools import cached_property
 
 import msgspec
 
-from kiln.backends.llamacpp import LlamaModel
+from kiln.backends.llamacpp import PINNED, LlamaModel
+from kiln.core.rollout import PolicyIdentity
+from kiln.engine.scheduler import EXACT_ROWS
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,27 @@ class ModelIdentity:
                 for key, value in self.model.metadata.items()
                 if not key.startswith(("tokenizer.", "general.")) or key == "general.architecture"
             }
+        )
+
+    def policy(self, served_id: str, *, context_length: int, threads: int) -> PolicyIdentity:
+        """The whole identity. Hashes the weights: call it off the event loop."""
+        # What besides weights and tokenizer decides a draw: the arithmetic, and how the engine is set up.
+        inference = {
+            "backend": f"llama.cpp through llama-cpp-python {PINNED}",
+            "kernels": self.model.system_info,
+            "context_length": context_length,
+            "threads": threads,
+            "exact_rows": EXACT_ROWS,
+        }
+        return PolicyIdentity(
+            served_model_id=served_id,
+            base_model=self.weights,
+            inference_config=sha256_of(inference),
+            vocabulary=self.vocabulary,
+            tokenizer_config=self.tokenizer_config,
+            chat_template=self.chat_template,
+            model_config=self.model_config,
+            backend="llama.cpp",
         )
 
 

@@ -24,7 +24,6 @@ from kiln.chat.served import DEFAULT_MAX_TOKENS, ServedModel
 from kiln.chat.service import ChatService
 from kiln.chat.stats import Statistics
 from kiln.core.errors import ConfigError, ModelLoadError, SetupError
-from kiln.core.rollout import PolicyIdentity
 from kiln.core.sampling import SamplingOverrides, SamplingParams, resolve_sampling
 from kiln.core.settings import Settings
 from kiln.engine.cache import CachingEngine
@@ -32,7 +31,6 @@ from kiln.engine.loop import BatchingEngine
 from kiln.engine.messages import EngineLimits
 from kiln.engine.ports import Engine, ModelRunner
 from kiln.engine.process import ProcessEngine, RunnerPlan
-from kiln.engine.scheduler import EXACT_ROWS
 from kiln.http.app import build_app
 from kiln.http.metrics import Metrics
 from kiln.http.state import ServerState
@@ -42,7 +40,6 @@ from kiln.text.tool_calls import find_tool_markers
 from kiln.thinking.gate import CloseSequence
 
 if TYPE_CHECKING:
-    from kiln.backends.identity import ModelIdentity
     from kiln.backends.llamacpp import LlamaModel
 
 BUNDLED = "tiny-reasoner"
@@ -283,32 +280,12 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
         budget_tokens_default=settings.server.default_thinking_budget_tokens,
         budget_ms_default=settings.server.default_thinking_budget_ms,
         thinking_default=settings.server.default_thinking_enabled,
-        policy=cache(lambda: _policy(settings, llama, identity, served_id)),
+        policy=cache(
+            lambda: identity.policy(
+                served_id, context_length=_context_length(settings, llama), threads=_threads(settings)
+            )
+        ),
         exact=settings.engine.exact,  # type: ignore[arg-type]
-    )
-
-
-def _policy(settings: Settings, llama: LlamaModel, identity: ModelIdentity, served_id: str) -> PolicyIdentity:
-    from kiln.backends.identity import sha256_of
-    from kiln.backends.llamacpp import PINNED
-
-    # What besides weights and tokenizer decides a draw: the arithmetic, and how the engine is set up.
-    inference = {
-        "backend": f"llama.cpp through llama-cpp-python {PINNED}",
-        "kernels": llama.system_info,
-        "context_length": _context_length(settings, llama),
-        "threads": _threads(settings),
-        "exact_rows": EXACT_ROWS,
-    }
-    return PolicyIdentity(
-        served_model_id=served_id,
-        base_model=identity.weights,
-        inference_config=sha256_of(inference),
-        vocabulary=identity.vocabulary,
-        tokenizer_config=identity.tokenizer_config,
-        chat_template=identity.chat_template,
-        model_config=identity.model_config,
-        backend="llama.cpp",
     )
 
 

@@ -17,92 +17,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kiln.core.tokens import FinishReason, Source
 from kiln.engine.kv import KVLedger, common_prefix
+from kiln.engine.plan import Admission, Copy, Limits, Pick, PlannedCall, Step
 from kiln.engine.ports import Chunk, LogitsWanted, ModelCall
 from kiln.engine.prefix import WORTH_SHARING, Entry, PrefixCache
 from kiln.engine.sequence import Sequence
 
-# Exactness (docs/exactness): calls of fewer rows than this go through the kernels that decoding uses.
+# Calls of at most so many rows go through the kernels that decoding uses (ARCHITECTURE.md, exactness).
 EXACT_ROWS = 63
 # So many requests of the first class may overtake a waiting one of the second.
 PRIORITY_STREAK = 4
 # Fewer dead cells than this are not worth a collection.
 COLLECT_CELLS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """A waiting sequence gets a slot, and the first `shared` tokens of `source` where there is one."""
-
-    sequence: Sequence
-    slot: int
-    source: int | None = None
-    shared: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedCall:
-    """A model call and the sequences of its chunks, in order."""
-
-    call: ModelCall
-    rows: tuple[Sequence, ...]
-
-
-@dataclass(slots=True)
-class Step:
-    """One turn of the loop. Calls run in order: decode, then prefill. With `collects` dead cells are freed.
-
-    `stuck` is a sequence that could have the whole cache to itself and still does not fit.
-    """
-
-    decode: list[PlannedCall] = field(default_factory=list)
-    prefill: list[PlannedCall] = field(default_factory=list)
-    admitted: list[Admission] = field(default_factory=list)
-    evicted: list[int] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)
-    stuck: Sequence | None = None
-    collects: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Pick:
-    """The token chosen for a sequence's next position."""
-
-    token: int
-    source: Source
-    logprob: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """Let sequence `target` share the first `length` tokens of `source`."""
-
-    source: int
-    target: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """`running` sequences at once over `slots` resident ones (the rest retain prefixes).
-
-    `step_tokens` prompt tokens a step at most, `stall_tokens` while others decode. `can_share` is
-    False where the model's memory cannot be copied or cut.
-    """
-
-    running: int
-    slots: int
-    kv_cells: int
-    step_tokens: int
-    stall_tokens: int
-    max_rows: int
-    can_share: bool = True
 
 
 class Scheduler:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from kiln.core.errors import EngineFailed, InternalError, KilnError
 from kiln.core.tokens import FinishReason, Source, TokenEvent
 from kiln.engine.messages import Cancel, Command, EngineLimits, StepReport, Submit
+from kiln.engine.plan import Limits, Pick, PlannedCall, Step
 from kiln.engine.ports import (
     Chunk,
     Delivery,
@@ -28,7 +29,7 @@ from kiln.engine.ports import (
     ScoreSpec,
     StepTimes,
 )
-from kiln.engine.scheduler import Limits, Pick, PlannedCall, Scheduler, Step
+from kiln.engine.scheduler import Scheduler
 from kiln.engine.scoring import score_position
 from kiln.engine.sequence import Sequence
 from kiln.thinking.gate import ThinkingGate

@@ -1,0 +1,78 @@
+"""What the scheduler decides, as values: steps, admissions, calls, picks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kiln.core.tokens import Source
+from kiln.engine.ports import ModelCall
+from kiln.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A waiting sequence gets a slot, and the first `shared` tokens of `source` where there is one."""
+
+    sequence: Sequence
+    slot: int
+    source: int | None = None
+    shared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """A model call and the sequences of its chunks, in order."""
+
+    call: ModelCall
+    rows: tuple[Sequence, ...]
+
+
+@dataclass(slots=True)
+class Step:
+    """One turn of the loop. Calls run in order: decode, then prefill. With `collects` dead cells are freed.
+
+    `stuck` is a sequence that could have the whole cache to itself and still does not fit.
+    """
+
+    decode: list[PlannedCall] = field(default_factory=list)
+    prefill: list[PlannedCall] = field(default_factory=list)
+    admitted: list[Admission] = field(default_factory=list)
+    evicted: list[int] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    stuck: Sequence | None = None
+    collects: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """The token chosen for a sequence's next position."""
+
+    token: int
+    source: Source
+    logprob: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Let sequence `target` share the first `length` tokens of `source`."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`running` sequences at once over `slots` resident ones (the rest retain prefixes).
+
+    `step_tokens` prompt tokens a step at most, `stall_tokens` while others decode. `can_share` is
+    False where the model's memory cannot be copied or cut.
+    """
+
+    running: int
+    slots: int
+    kv_cells: int
+    step_tokens: int
+    stall_tokens: int
+    max_rows: int
+    can_share: bool = True
