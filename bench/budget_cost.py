@@ -30,7 +30,9 @@ def main() -> None:
     print("| arm | median tokens/s |\n|---|---|")
     print(f"| budget on | {statistics.median(with_budget):.0f} |")
     print(f"| budget off | {statistics.median(without):.0f} |")
-    print(f"\nratio on/off: median {statistics.median(ratios):.4f}, range {min(ratios):.3f}..{max(ratios):.3f}")
+    print(
+        f"\nratio on/off: median {statistics.median(ratios):.4f}, range {min(ratios):.3f}..{max(ratios):.3f}"
+    )
 
 
 async def measure(model: LlamaModel) -> tuple[list[float], list[float]]:

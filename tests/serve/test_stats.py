@@ -78,7 +78,8 @@ def test_the_decode_window_has_ordered_percentiles(url: str) -> None:
 def test_repeated_prompts_show_in_the_prefix_cache_metrics(url: str) -> None:
     def cached() -> float:
         lines = httpx.get(f"{url}/metrics").text.splitlines()
-        return float(next(line.split()[1] for line in lines if line.startswith("kiln_prompt_tokens_cached_total ")))
+        name = "kiln_prompt_tokens_cached_total "
+        return float(next(line.split()[1] for line in lines if line.startswith(name)))
 
     ask(url, "Please work out 4+5-3+8-6=?")
     before = cached()

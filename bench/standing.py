@@ -1,0 +1,77 @@
+"""The standing workloads, against kiln alone or against a peer, interleaved.
+
+    python -m bench standing                       # an embedded kiln with the bundled model
+    KILN_BENCH_MODEL=model.gguf python -m bench standing
+    KILN_BENCH_PEER=http://127.0.0.1:8080 KILN_BENCH_MODEL=model.gguf python -m bench standing
+
+The peer must serve the same model file with the same threads, context and parallel setting.
+KILN_BENCH_ROUNDS (7) is the number of interleaved rounds, KILN_BENCH_ONLY a part of a workload's name.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from bench.serving import settings
+from kiln.cli.embedded import embedded_server
+from kiln.core.errors import KilnError
+from kiln.core.settings import Settings
+from kiln.loadgen.server import connect
+from kiln.loadgen.standing import STANDING, Scenario, compare_scenario
+
+
+def main() -> None:
+    rounds = int(os.environ.get("KILN_BENCH_ROUNDS", "7"))
+    peer = os.environ.get("KILN_BENCH_PEER")
+    wanted = os.environ.get("KILN_BENCH_ONLY", "")
+    scenarios = [scenario for scenario in STANDING if wanted in scenario.name]
+    with embedded_server(bench_settings()) as url:
+        if peer is None:
+            print("| workload | figure | median | range |\n|---|---|---|---|")
+            for scenario in scenarios:
+                print(_alone(scenario, url, rounds), flush=True)
+        else:
+            print(f"kiln / {peer}, {rounds} rounds each, in turn")
+            print("| workload | figure | kiln | peer | ratio | range |\n|---|---|---|---|---|---|")
+            for scenario in scenarios:
+                print(_against(scenario, url, peer, rounds), flush=True)
+
+
+def bench_settings() -> Settings:
+    """16 sequences over 8,192 cells, two threads: the peer's flags in docs/performance.md are the same."""
+    base = settings()
+    engine = replace(
+        base.engine, threads=2, kv_size=8192, ctx_size=int(os.environ.get("KILN_BENCH_CTX", "4096"))
+    )
+    model = replace(base.model, path=os.environ.get("KILN_BENCH_MODEL"))
+    return replace(base, engine=engine, model=model)
+
+
+def _alone(scenario: Scenario, url: str, rounds: int) -> str:
+    server = connect(url)
+    values = []
+    for seed in range(rounds):
+        try:
+            values.append(float(getattr(scenario.run(server, seed), scenario.figure)))
+        except (KilnError, TypeError) as error:
+            return f"| {scenario.name} | {scenario.figure} | not measured: {error} | |"
+    values.sort()
+    middle = values[len(values) // 2]
+    return f"| {scenario.name} | {scenario.figure} | {middle:.3g} | {values[0]:.3g}..{values[-1]:.3g} |"
+
+
+def _against(scenario: Scenario, url: str, peer: str, rounds: int) -> str:
+    try:
+        spread, ours, theirs = compare_scenario(scenario, connect(url), connect(peer), rounds)
+    except KilnError as error:
+        return f"| {scenario.name} | {scenario.figure} | not measured: {error.message} | | | |"
+    better = "higher" if scenario.higher_is_better else "lower"
+    return (
+        f"| {scenario.name} | {scenario.figure} ({better} is better) | {ours:.3g} | {theirs:.3g} "
+        f"| {spread.median:.3f} | {spread.low:.3f}..{spread.high:.3f} |"
+    )
+
+
+if __name__ == "__main__":
+    main()
