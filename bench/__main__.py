@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from bench import budget_cost, event_path, overshoot, sampler_cost, scoring_memory, standing
+from bench import budget_cost, event_path, ledger_cost, overshoot, sampler_cost, scoring_memory, standing
 
 WORKLOADS: dict[str, Callable[[], None]] = {
     "budget-cost": budget_cost.main,
     "overshoot": overshoot.main,
     "sampler-cost": sampler_cost.main,
     "event-path": event_path.main,
+    "ledger-cost": ledger_cost.main,
     "scoring-memory": scoring_memory.main,
     "standing": standing.main,
 }

@@ -40,7 +40,8 @@ class Bench:
         step = StepTimes(decode, prefill, sampling, handed)
         self.tokens += 1
         event = TokenEvent(self.tokens, Source.SAMPLED, -1.0, ready)
-        (timing,) = self.ledger.received(Delivery([event], step=step))
+        timing = self.ledger.received(event, Delivery([event], step=step))
+        assert timing is not None
         return timing
 
     def gaps(self, gaps: Sequence[float]) -> None:

@@ -53,8 +53,7 @@ class ChoiceAssembler:
         for token in delivery.tokens:
             if self.stopped:
                 break
-            # One by one: what the engine made beyond a stop string was not emitted.
-            (timing,) = self._ledger.received(replace(delivery, tokens=[token]))
+            timing = self._ledger.received(token, delivery)
             self._tokens += 1
             if self._rollout is not None:
                 self._rollout.append(token)
@@ -62,7 +61,8 @@ class ChoiceAssembler:
                 text = self._detokenizer.feed(token.token_id)
                 if text:
                     events.extend(self._events(self._scanner.feed(text)))
-            events.append(replace(timing, enqueued_ms=self._ledger.now_ms()))
+            if timing is not None:
+                events.append(replace(timing, enqueued_ms=self._ledger.now_ms()))
         return events
 
     def finish(self, end: GenerationEnd, *, streamed: bool) -> list[ExchangeEvent]:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from kiln.core.latency import Latency, TokenTiming
+from kiln.core.tokens import TokenEvent
 from kiln.engine.ports import Delivery, StepTimes, Timings
 
 RETAINED_GAPS = 8192
@@ -26,14 +27,23 @@ Gap = tuple[float, ...]
 
 
 class LatencyLedger:
-    """Notes one choice's deliveries. `started` is `time.monotonic()` at the handler's entry."""
+    """Notes one choice's tokens. `started` is `time.monotonic()` at the handler's entry.
+
+    A `measured` ledger also gives each token's timing, which costs more than the notes.
+    """
 
     def __init__(
-        self, started: float, prepare_s: float, on_gap: Callable[[float], None] = lambda _: None
+        self,
+        started: float,
+        prepare_s: float,
+        on_gap: Callable[[float], None] = lambda _: None,
+        *,
+        measured: bool = True,
     ) -> None:
         self._started = started
         self._prepare_s = prepare_s
         self._on_gap = on_gap
+        self._measured = measured
         self._tokens = 0
         self._first: float | None = None
         self._last: float | None = None
@@ -47,26 +57,31 @@ class LatencyLedger:
         self._client_s = 0.0
         self._received = started
 
-    def received(self, delivery: Delivery) -> list[TokenTiming]:
-        """Note a delivery's tokens as they reach the handler. Returns one timing a token."""
+    def received(self, token: TokenEvent, delivery: Delivery) -> TokenTiming | None:
+        """Note a delivery's token as it reaches the handler. Its timing, if the ledger is `measured`."""
         now = time.monotonic()
-        step = delivery.step
-        timings = []
-        for token in delivery.tokens:
-            delivery_s, queue_s = max(0.0, step.handed - token.ready_s), max(0.0, now - step.handed)
-            phases = self._phases(step, delivery_s, queue_s)
-            timings.append(self._timing(token.token_id, token.ready_s, step.handed, now, phases))
-            if self._last is None:
-                self._first = token.ready_s
-            elif not delivery.replayed:
-                self._note_gap(token.ready_s - self._last, phases)
-            self._last = token.ready_s
-            self._tokens += 1
-            self._delivery_s += delivery_s
-            self._queue_s += queue_s
+        step, before, last, ready = delivery.step, self._before, self._last, token.ready_s
+        delivery_s = step.handed - ready if step.handed > ready else 0.0
+        queue_s = now - step.handed if now > step.handed else 0.0
+        prefill_s = sampling_s = 0.0
+        if before is not None and last is not None and before.handed > last:
+            # A token is ready before it is sampled, and prompt calls run after the decode call of their
+            # step: both delay the next step's token, as far as they lie after this one's readiness.
+            after = before.handed - last
+            prefill_s, sampling_s = min(before.prefill_s, after), min(before.sampling_s, after)
+        phases = (prefill_s, step.decode_s, sampling_s, delivery_s, queue_s)
+        timing = self._timing(token, step.handed, now, phases) if self._measured else None
+        if last is None:
+            self._first = ready
+        elif not delivery.replayed:
+            self._note_gap(ready - last, phases)
+        self._last = ready
         self._before = step
+        self._tokens += 1
+        self._delivery_s += delivery_s
+        self._queue_s += queue_s
         self._received = now
-        return timings
+        return timing
 
     def enqueued(self) -> None:
         """Note that the last delivery's text was handed to the response body."""
@@ -109,24 +124,14 @@ class LatencyLedger:
             unexplained_ms=max(0.0, total - known) * 1000,
         )
 
-    def _phases(self, step: StepTimes, delivery_s: float, queue_s: float) -> Gap:
-        # Prompt calls run after the decode call of their step: they delay the next step's tokens.
-        if self._before is None or self._last is None:
-            return 0.0, step.decode_s, 0.0, delivery_s, queue_s
-        # A token is ready before it is sampled, and prompt calls run after the decode call of their step:
-        # both delay the next step's token, as far as they lie after this one's readiness.
-        after = max(0.0, self._before.handed - self._last)
-        prefill_s, sampling_s = min(self._before.prefill_s, after), min(self._before.sampling_s, after)
-        return prefill_s, step.decode_s, sampling_s, delivery_s, queue_s
-
-    def _timing(self, token_id: int, ready: float, handed: float, now: float, phases: Gap) -> TokenTiming:
+    def _timing(self, token: TokenEvent, handed: float, now: float, phases: Gap) -> TokenTiming:
         cause, cause_s = _largest(phases)
         first = self._last is None
         return TokenTiming(
             token_index=self._tokens,
-            token_id=token_id,
-            ready_ms=self._ms(ready),
-            delivered_ms=self._ms(max(ready, handed)),
+            token_id=token.token_id,
+            ready_ms=self._ms(token.ready_s),
+            delivered_ms=self._ms(max(token.ready_s, handed)),
             received_ms=self._ms(max(now, handed)),
             enqueued_ms=self._ms(now),
             cause=None if first else cause,

@@ -48,7 +48,8 @@ class Exchange:
         self.can_skip = not prepared.turn.provenance
         self._generations = generations
         self._ledgers = [
-            LatencyLedger(entered, prepared.seconds, observer.token_gap) for _ in range(prepared.turn.n)
+            LatencyLedger(entered, prepared.seconds, observer.token_gap, measured=prepared.turn.measured)
+            for _ in range(prepared.turn.n)
         ]
         self._assemblers = [
             ChoiceAssembler(i, prepared, model, ledger) for i, ledger in enumerate(self._ledgers)

@@ -151,6 +151,12 @@ class ChunkEncoder:
         self._encoder = msgspec.json.Encoder()
         self._fold_open = False
         self._folding = options.fold_reasoning
+        # A text chunk differs from the last one in its text only: the rest is encoded once.
+        mark = b'"."'
+        self._templates = {
+            "content": self._delta(wire.Delta(content=".")).rpartition(mark),
+            "reasoning_content": self._delta(wire.Delta(reasoning_content=".")).rpartition(mark),
+        }
 
     def opening(self) -> bytes:
         """The first chunk, which carries the role."""
@@ -162,8 +168,8 @@ class ChunkEncoder:
     def _event(self, event: ExchangeEvent) -> bytes:
         if isinstance(event, TextDelta):
             if event.channel == "content":
-                return self._close_fold() + self._delta(wire.Delta(content=event.text))
-            return self._delta(wire.Delta(reasoning_content=event.text)) + self._fold(event.text)
+                return self._close_fold() + self._text("content", event.text)
+            return self._text("reasoning_content", event.text) + self._fold(event.text)
         if isinstance(event, ToolCallDelta):
             call = {"index": event.position, **event.call}
             return self._close_fold() + self._delta(wire.Delta(tool_calls=[call]))
@@ -184,6 +190,10 @@ class ChunkEncoder:
             chunk += self._chunk([], usage=_usage(head, [end]))
         return chunk + b"data: [DONE]\n\n"
 
+    def _text(self, channel: str, text: str) -> bytes:
+        head, _, tail = self._templates[channel]
+        return head + self._encoder.encode(text) + tail
+
     def _timing(self, timing: TokenTiming) -> bytes:
         return b"data: " + self._encoder.encode(to_token_timing(timing)) + b"\n\n"
 
@@ -192,7 +202,7 @@ class ChunkEncoder:
             return b""
         opening = "" if self._fold_open else "<think>\n"
         self._fold_open = True
-        return self._delta(wire.Delta(content=opening + text))
+        return self._text("content", opening + text)
 
     def _close_fold(self) -> bytes:
         """End the folded block before anything else is content; later reasoning is not folded again."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kiln.chat.observe import ChoiceReport
@@ -81,13 +83,11 @@ class Metrics:
             "kiln_phase_seconds", "Time of finished completions by phase.", ("phase",)
         )
         self._stalls = self._counter("kiln_stalls", "Stalls of finished completions by cause.", ("reason",))
-        self._long_gaps = self._counter("kiln_long_token_gaps", "Gaps between tokens of 250 ms and more.")
         self._ttft = self._histogram(
             "kiln_time_to_first_token_seconds", "From the request to its first token.", _SECOND_BUCKETS
         )
-        self._itl = self._histogram(
-            "kiln_inter_token_latency_seconds", "Between two tokens of one completion.", _GAP_BUCKETS
-        )
+        self._itl = _GapHistogram()
+        self._registry.register(self._itl)
         for outcome in BUDGET_OUTCOMES:
             self._outcomes.labels(outcome)
         for dimension in ("tokens", "time"):
@@ -111,8 +111,6 @@ class Metrics:
 
     def token_gap(self, seconds: float) -> None:
         self._itl.observe(seconds)
-        if seconds >= STALL_SECONDS:
-            self._long_gaps.inc()
 
     def choice_ended(self, head: ExchangeHead, report: ChoiceReport) -> None:
         name = metric_outcome(
@@ -151,6 +149,31 @@ class Metrics:
 
     def _gauge(self, name: str, doc: str, read: Callable[[], int]) -> None:
         Gauge(name, doc, registry=self._registry).set_function(lambda: float(read()))
+
+
+class _GapHistogram(Collector):
+    """Gaps between tokens. Observed once a token, so it costs a bisection and two additions."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(_GAP_BUCKETS) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(_GAP_BUCKETS, seconds)] += 1
+        self._sum += seconds
+
+    def collect(self) -> Iterable[Metric]:
+        bounds = [*(str(bound) for bound in _GAP_BUCKETS), "+Inf"]
+        yield HistogramMetricFamily(
+            "kiln_inter_token_latency_seconds",
+            "Between two tokens of one completion.",
+            buckets=list(zip(bounds, accumulate(self._counts), strict=True)),
+            sum_value=self._sum,
+        )
+        stalls = sum(self._counts[bisect_left(_GAP_BUCKETS, STALL_SECONDS) + 1 :])
+        yield CounterMetricFamily(
+            "kiln_long_token_gaps", "Gaps between tokens of more than 250 ms.", value=stalls
+        )
 
 
 class _Totals(Collector):
