@@ -102,7 +102,7 @@ def test_an_interrupt_before_the_first_token_skips_nothing_where_nothing_is_thou
 @pytest.mark.parametrize(
     ("budget", "expected"),
     [
-        ({}, "thought 1 token in 2.0 s · 5 completion tokens · 2.0 tokens/s"),
+        ({}, "thought about 1 token in 2.0 s · 5 completion tokens · 2.0 tokens/s"),
         (
             {
                 "configured": True,

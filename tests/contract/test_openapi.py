@@ -46,7 +46,8 @@ def operations() -> list[dict[str, Any]]:
 def test_every_route_of_the_server_is_described() -> None:
     for route in ROUTES:
         for method in (route.methods or set()) - {"HEAD"}:
-            assert method.lower() in DOCUMENT["paths"].get(route.path, {}), f"{method} {route.path}"
+            path = route.path.replace(":path}", "}")
+            assert method.lower() in DOCUMENT["paths"].get(path, {}), f"{method} {path}"
 
 
 def test_every_reference_leads_somewhere() -> None:

@@ -188,6 +188,7 @@ class ChatService:
         self._request_timeout_s = request_timeout_s
         self._exchanges: dict[str, Exchange] = {}
         self._draining = False
+        self._hurried = False
         self._pool = ThreadPoolExecutor(_PREPARE_THREADS, thread_name_prefix="kiln-prepare")
 
     @property
@@ -260,10 +261,14 @@ class ChatService:
         """Refuse new exchanges, let running ones finish for `grace_s` seconds, then cut them."""
         self._draining = True
         deadline = time.monotonic() + grace_s
-        while self._exchanges and time.monotonic() < deadline:
+        while self._exchanges and time.monotonic() < deadline and not self._hurried:
             await asyncio.sleep(0.02)
         for exchange in list(self._exchanges.values()):
             exchange.fail(ShuttingDown("the server shut down before the answer was complete"))
+
+    def hurry(self) -> None:
+        """Let a drain wait no longer. May be called from a signal handler."""
+        self._hurried = True
 
     async def close(self) -> None:
         await self.engine.stop()

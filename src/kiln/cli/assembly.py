@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import sys
 import time
@@ -201,16 +200,12 @@ class _Server(uvicorn.Server):
         service: ChatService = self._app.state.kiln.service
         drain = asyncio.ensure_future(service.drain(self._settings.server.shutdown_grace_s))
         await super().shutdown(sockets=sockets)
-        if self.force_exit:
-            drain.cancel()
-            await service.drain(0)
-        else:
-            await drain
+        await drain
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        # A second Ctrl-C does not wait any longer.
-        if self.should_exit and sig == signal.SIGINT:
-            self.force_exit = True
+        if self.should_exit:
+            # A second signal cuts what still runs, with the error event that the end of the grace gives.
+            self._app.state.kiln.service.hurry()
         self.should_exit = True
 
 
@@ -403,7 +398,7 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}",
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno) if error.errno else error}",
             hint="Choose another address with --host and --port.",
         ) from None
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import signal
+import sys
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -209,7 +210,8 @@ def _measure(plan: Plan, targets: Sequence[Target], rounds: int, outputs: Output
             results = run(_stoppable(session.compare(targets[0], targets[1], rounds), stop))
             outputs.comparisons = [comparison for comparison, _ in results if comparison.rounds]
             outputs.reports = [report for _, rest in results for report in rest]
-    outputs.show(Console())
+    # Wide enough for every column where nobody sees the width, as in a pipe.
+    outputs.show(Console(width=None if sys.stdout.isatty() else 140))
     outputs.write()
     return stop.is_set()
 

@@ -13,7 +13,10 @@ from kiln.cli.common import complain
 from kiln.http import agreement
 
 contracts = typer.Typer(
-    name="contracts", help="List, print or check the wire contracts.", no_args_is_help=True
+    name="contracts",
+    help="List, print or check the wire contracts.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 

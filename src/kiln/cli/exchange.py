@@ -115,22 +115,28 @@ class Exchange:
         return (now if ended is None else ended) - self.first_s
 
 
+# The chunks of a shorter exchange come bunched together: a speed by their times means nothing.
+SHORTEST_RATED_S = 0.05
+
+
 def summarize(exchange: Exchange) -> str:
     """One line on a finished exchange: thinking, what closed it, tokens, speed."""
     parts = []
     ended = exchange.last_s if exchange.last_s is not None else exchange.started_s
     if exchange.thinking_tokens() > 0 or exchange.budget.get("applied"):
-        thought = (
-            f"thought {count(exchange.thinking_tokens(), 'token')} in {exchange.thinking_s(ended):.1f} s"
-        )
+        exact = "thinking_tokens" in exchange.budget
+        tokens = count(exchange.thinking_tokens(), "token")
+        thought = f"thought {'' if exact else 'about '}{tokens} in {exchange.thinking_s(ended):.1f} s"
         parts.append(thought + _closed_by(exchange))
     elif exchange.budget.get("configured"):
         parts.append("no thinking, so the budget did not apply")
     if exchange.usage is not None and (total := exchange.usage.get("completion_tokens")) is not None:
         parts.append(count(total, "completion token"))
-        if exchange.first_s is not None and ended > exchange.first_s and total > 1:
+        if exchange.first_s is not None and ended - exchange.first_s > SHORTEST_RATED_S and total > 1:
             # The first token marks the start, so it is not counted.
             parts.append(f"{(total - 1) / (ended - exchange.first_s):.1f} tokens/s")
+    if exchange.finish_reason == "stop" and exchange.budget.get("closed") is False:
+        parts.append("no answer: the model ended while it was thinking")
     if exchange.finish_reason not in (None, "stop"):
         parts.append(f"ended by {exchange.finish_reason}")
     if exchange.cancelled:

@@ -19,6 +19,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    # Plain help: the tables of the rich one cut the flags at 80 columns.
+    rich_markup_mode=None,
 )
 for command in (serve, config, chat, bench):
     app.command()(command)

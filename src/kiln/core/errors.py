@@ -67,7 +67,7 @@ class InvalidJson(RequestError):
 
 class InvalidField(RequestError):
     code = "invalid_field"
-    hint = "Correct the named field; the field tables are in the project's contract."
+    hint = "Correct the named field; GET /docs lists every field with its type and bounds."
 
 
 class Unsupported(RequestError):

@@ -14,7 +14,12 @@ from kiln.wire import kiln as wire
 
 def decode_scoring(body: bytes) -> wire.TextCompletionRequest:
     """Decode and check a request body. Every refusal names the field."""
-    request = decode(body, wire.TextCompletionRequest)
+    try:
+        request = decode(body, wire.TextCompletionRequest)
+    except InvalidField as error:
+        # Most callers who stumble here want text: say what the route is for.
+        error.hint = "This route scores a prompt; generate text with POST /v1/chat/completions."
+        raise
     if request.stream:
         raise InvalidField("prompt scoring does not stream", param="stream", hint="Leave `stream` out.")
     return request

@@ -19,6 +19,7 @@ ROUTES = [
     Route("/v1/completions/batch", routes_completions.batch_completions, methods=["POST"]),
     Route("/v1/completions", routes_completions.score_prompt, methods=["POST"]),
     Route("/v1/models", routes_meta.list_models, methods=["GET"]),
+    Route("/v1/models/{model:path}", routes_meta.show_model, methods=["GET"]),
     Route("/v1/config", routes_meta.config, methods=["GET"]),
     Route("/v1/stats/recent-requests", routes_meta.recent_requests, methods=["GET"]),
     Route("/v1/stats/decode", routes_meta.decode_stats, methods=["GET"]),

@@ -65,7 +65,8 @@ def openapi_document() -> Json:
             "version": _version(),
             "summary": "Serves open reasoning models whose thinking can be budgeted.",
             "description": "Requests may carry unknown fields, which are ignored; responses carry described"
-            " fields only. Every refusal has one error body, which names the field and a remedy.",
+            " fields only. Every refusal under /v1 has one error body, which names the field and a remedy;"
+            " skip-thinking has a shorter one of its own.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
@@ -117,6 +118,14 @@ def _paths() -> Json:
             )
         },
         "/v1/models": {"get": _gets("listModels", "List the served models", "ModelList", "The models.")},
+        "/v1/models/{model}": {
+            "get": {
+                **_gets("getModel", "Show a served model", "Model", "The model."),
+                "parameters": [
+                    {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+                ],
+            }
+        },
         "/v1/config": {
             "get": _gets(
                 "getConfig",

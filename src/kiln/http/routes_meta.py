@@ -7,7 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kiln.core.errors import CannotSkip, ExchangeNotFound
+from kiln.core.errors import CannotSkip, ExchangeNotFound, ModelNotFound
 from kiln.core.settings import settings_as_json
 from kiln.core.text import shorten
 from kiln.dialects.validate import decode
@@ -27,9 +27,19 @@ def state_of(request: Request) -> ServerState:
 
 
 async def list_models(request: Request) -> Response:
+    return JSONResponse({"object": "list", "data": [_model_entry(request)]})
+
+
+async def show_model(request: Request) -> Response:
+    entry = _model_entry(request)
+    if request.path_params["model"] != entry["id"]:
+        raise ModelNotFound(f"the model {shorten(request.path_params['model'])} is not served here")
+    return JSONResponse(entry)
+
+
+def _model_entry(request: Request) -> dict[str, object]:
     model = state_of(request).service.model
-    entry = {"id": model.id, "object": "model", "created": model.created, "owned_by": "kiln"}
-    return JSONResponse({"object": "list", "data": [entry]})
+    return {"id": model.id, "object": "model", "created": model.created, "owned_by": "kiln"}
 
 
 async def health(request: Request) -> Response:
