@@ -88,6 +88,7 @@ def app_over(
         parallel=limits.parallel,
         step_tokens=limits.step_tokens,
         stall_tokens=limits.stall_tokens,
+        retain_tokens=limits.retain_tokens,
         max_queue=settings.engine.max_queue,
         on_stopped=llama.close,
     )
@@ -129,7 +130,7 @@ def _make_runner(settings: Settings, llama: LlamaModel, model: ServedModel) -> M
 
 def _engine_limits(settings: Settings) -> EngineLimits:
     engine = settings.engine
-    return EngineLimits(engine.parallel, engine.step_tokens, engine.stall_tokens)
+    return EngineLimits(engine.parallel, engine.step_tokens, engine.stall_tokens, engine.retain_tokens)
 
 
 def _sequences(settings: Settings) -> int:

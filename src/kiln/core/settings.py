@@ -138,6 +138,11 @@ class EngineSettings:
     stall_tokens: int = _setting(
         128, "The same while other requests decode: what a long prompt may delay them.", low=1, high=2048
     )
+    retain_tokens: int = _setting(
+        4096,
+        "Tokens kept as prefixes of requests that have ended; every one makes decoding a little slower.",
+        low=0,
+    )
     exact: str = _setting(
         "auto",
         "Which requests are computed exactly: `auto` those with a seed and those that need it.",

@@ -36,10 +36,11 @@ class BatchingEngine(EngineFrontend):
         parallel: int,
         step_tokens: int = 512,
         stall_tokens: int = 128,
+        retain_tokens: int = 4096,
         max_queue: int = 256,
         on_stopped: Callable[[], None] = lambda: None,
     ) -> None:
-        limits = EngineLimits(parallel, step_tokens, stall_tokens)
+        limits = EngineLimits(parallel, step_tokens, stall_tokens, retain_tokens)
         super().__init__(context_length=context_length, limits=limits, max_queue=max_queue)
         self._make_runner = make_runner
         self._pieces = pieces

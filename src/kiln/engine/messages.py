@@ -41,8 +41,9 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """`parallel` sequences at once; prompt tokens a step, and while others decode."""
+    """`parallel` sequences at once; prompt tokens a step, and while others decode; tokens retained."""
 
     parallel: int
     step_tokens: int = 512
     stall_tokens: int = 128
+    retain_tokens: int = 4096

@@ -66,7 +66,8 @@ class Limits:
     """`running` sequences at once over `slots` resident ones (the rest retain prefixes).
 
     `step_tokens` prompt tokens a step at most, `stall_tokens` while others decode. `can_share` is
-    False where the model's memory cannot be copied or cut.
+    False where the model's memory cannot be copied or cut. At most `retain_tokens` are kept for requests
+    that have ended: attention walks over every cell in use, also over those that nobody reads.
     """
 
     running: int
@@ -76,3 +77,4 @@ class Limits:
     stall_tokens: int
     max_rows: int
     can_share: bool = True
+    retain_tokens: int = 2**31

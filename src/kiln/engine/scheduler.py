@@ -363,10 +363,23 @@ class Scheduler:
         if not self._can_share or entry.computed < WORTH_SHARING:
             self._release(slot)
             return [slot]
-        covered = [other.slot for other in self.prefixes.covered_by(entry)]
-        for other in covered:
+        dropped = [other.slot for other in self.prefixes.covered_by(entry)]
+        for other in dropped:
             self._release(other)
-        return covered
+        return dropped + self._drop_oldest()
+
+    def _drop_oldest(self) -> list[int]:
+        """Release the least recently used prefixes beyond what may be retained. Returns their slots."""
+        retained = self.prefixes.retained()
+        excess = sum(entry.computed for entry in retained) - self._limits.retain_tokens
+        dropped = []
+        for entry in retained:
+            if excess <= 0:
+                break
+            excess -= entry.computed
+            self._release(entry.slot)
+            dropped.append(entry.slot)
+        return dropped
 
     def preempt(self, sequence: Sequence) -> int:
         """Give a running sequence's cells back and put it at the head of its queue. Returns its slot."""

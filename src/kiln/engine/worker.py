@@ -57,6 +57,7 @@ class EngineWorker:
                 stall_tokens=limits.stall_tokens,
                 max_rows=runner.max_rows,
                 can_share=runner.can_share,
+                retain_tokens=limits.retain_tokens,
             )
         )
         self._sequences: dict[int, Sequence] = {}
