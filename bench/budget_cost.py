@@ -40,6 +40,7 @@ async def measure(model: LlamaModel) -> tuple[list[float], list[float]]:
         lambda: LlamaRunner(model, sequences=STREAMS, kv_cells=8192, threads=2),
         pieces=model.pieces,
         context_length=4096,
+        parallel=STREAMS,
         on_stopped=model.close,
     )
     await engine.start()
