@@ -397,7 +397,8 @@ async def test_cancel_while_decoding_frees_the_slot_within_one_step() -> None:
         hold.release()
         cancelled, served = await hear_all(generation, behind)
     assert cancelled.reason is FinishReason.CANCELLED
-    assert cancelled.ids == [20] * 5
+    # It ends at once for the reader, who does not hear of the call under way.
+    assert cancelled.ids == [20] * 4
     assert served.ids == list(later.says)
     assert runner.calls_of(endless) == [0, 1, 2, 3, 4]
     assert runner.calls_of(later)[0] == 5
@@ -416,6 +417,32 @@ async def test_cancel_with_an_error_ends_with_it() -> None:
         heard = await hear(generation)
     assert heard.end is not None
     assert (heard.end.reason, heard.end.error) == (FinishReason.ERROR, error)
+
+
+async def test_cancel_ends_for_the_reader_although_the_model_hangs() -> None:
+    s = script(3, says=[20] * 50)
+    runner = ScriptedRunner([s])
+    hold = runner.hold_at(2)
+    async with serving(runner) as engine:
+        generation = engine.submit(ask(s))
+        await reached(hold)
+        generation.cancel(RequestTimedOut("too long"))
+        heard = await hear(generation)
+        assert heard.reason is FinishReason.ERROR
+        hold.release()
+
+
+async def test_stop_ends_within_one_step_with_the_account() -> None:
+    s = script(3, says=[20] * 50)
+    runner = ScriptedRunner([s])
+    hold = runner.hold_at(2)
+    async with serving(runner) as engine:
+        generation = engine.submit(ask(s, gate=GateLimits(max_tokens=40)))
+        await reached(hold)
+        generation.stop()
+        hold.release()
+        heard = await hear(generation)
+    assert heard.reason is FinishReason.CANCELLED
     assert heard.outcome == Outcome(None, False, 3, heard.outcome.thinking_time_ms)
 
 

@@ -132,10 +132,25 @@ def _render(conversation: Conversation, thinking: ThinkingState, model: ServedMo
 
 
 def _encode(prompt: RenderedPrompt, model: ServedModel) -> tuple[int, ...]:
+    _refuse_hopeless(prompt.text, model)
     ids = encode_prompt(prompt, model.tokenizer)
     if model.bos_id is not None and ids[:1] != [model.bos_id]:
         ids = [model.bos_id, *ids]
     return tuple(ids)
+
+
+def _refuse_hopeless(text: str, model: ServedModel) -> None:
+    """Refuse what cannot fit whatever its tokens are: tokenizing it would cost everybody time.
+
+    No token is longer than the vocabulary's longest, and every control token's spelling is one at least.
+    """
+    limit = model.context_length
+    least = max((text.count(spelling) for spelling in model.tokenizer.control_spellings), default=0)
+    least = max(least, len(text) // model.longest_piece)
+    if least > limit:
+        raise ContextExceeded(
+            f"the prompt has more than {least - 1} tokens, the context holds {limit}", param="messages"
+        )
 
 
 def _fit(turn: ChatTurn, prompt_ids: tuple[int, ...], model: ServedModel) -> int:

@@ -31,6 +31,9 @@ def prepare_scoring(
     if model_id is not None and model_id != model.id:
         raise ModelNotFound(f"the model {shorten(model_id)} is not served here", param="model")
     if isinstance(prompt, str):
+        limit = min(MAX_PROMPT, model.context_length)
+        if len(prompt) // model.longest_piece > limit:
+            raise ContextExceeded(f"the prompt has more than {limit} tokens", param="prompt")
         ids = model.tokenizer.encode(prompt, add_special=add_special)
     else:
         ids = list(prompt)

@@ -21,7 +21,8 @@ DEFAULT_MAX_TOKENS = 2048
 class ServedModel:
     """Everything about the model that a request needs.
 
-    `hidden_ids` are tokens never shown as text. `policy` hashes the weights the first time it is
+    `hidden_ids` are tokens never shown as text, `longest_piece` is the most bytes that a token has.
+    `policy` hashes the weights the first time it is
     called: call it on a worker thread.
     """
 
@@ -43,6 +44,7 @@ class ServedModel:
     budget_ms_default: int | None
     thinking_default: bool | None
     policy: Callable[[], PolicyIdentity]
+    longest_piece: int
     exact: Literal["auto", "always", "never"] = "auto"
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
@@ -17,7 +18,7 @@ from kiln.chat.observe import ChoiceReport, Observer
 from kiln.chat.prepare import Prepared, budget_of, prepare
 from kiln.chat.served import ServedModel
 from kiln.core.completion import ChoiceEnd, Completion, ExchangeEvent, ExchangeHead
-from kiln.core.errors import KilnError, RequestTimedOut, ShuttingDown
+from kiln.core.errors import KilnError, QueueFull, RequestTimedOut, ShuttingDown
 from kiln.core.scoring import PositionScore
 from kiln.core.tokens import FinishReason
 from kiln.core.turn import ChatTurn
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 # Rendering and tokenizing hold the interpreter lock for most of their time: more threads gain nothing.
 _PREPARE_THREADS = 2
+_MAX_PREPARING = 512
+# Some of llama.cpp's pre-tokenizers recurse once a character: about 300 bytes of stack each.
+_PREPARE_STACK = 256 * 1024 * 1024
 
 
 class Exchange:
@@ -132,7 +136,7 @@ class Exchange:
                 continue
             events = assembler.feed(delivery)
             if assembler.stopped and delivery.end is None:
-                generation.cancel()
+                generation.stop()
             if delivery.end is not None:
                 events.extend(self._finish(index, delivery.end, streamed=streamed))
             if events:
@@ -189,15 +193,22 @@ class ChatService:
         self._exchanges: dict[str, Exchange] = {}
         self._draining = False
         self._hurried = False
-        self._pool = ThreadPoolExecutor(_PREPARE_THREADS, thread_name_prefix="kiln-prepare")
+        self._pool = _start_pool()
+        self._preparing = 0
 
     @property
     def is_draining(self) -> bool:
         return self._draining
 
     async def in_worker(self, function: Callable[[], T]) -> T:
-        """Run computing work off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+        """Run computing work off the event loop. Raises QueueFull when too much of it waits."""
+        if self._preparing >= _MAX_PREPARING:
+            raise QueueFull(f"{self._preparing} requests are being prepared")
+        self._preparing += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+        finally:
+            self._preparing -= 1
 
     def prepare(self, turn: ChatTurn) -> Prepared:
         """Synchronous; call it through `in_worker`."""
@@ -232,16 +243,16 @@ class ChatService:
         except BaseException:
             exchange.abandon()
             raise
-        exchange.timer = self._limit(exchange.fail)
+        exchange.timer = self._limit(exchange.fail, entered)
         return exchange
 
-    async def score(self, request: GenerationRequest) -> tuple[PositionScore, ...]:
+    async def score(self, request: GenerationRequest, *, entered: float) -> tuple[PositionScore, ...]:
         """Run a scoring request. Raises the KilnError that it failed with."""
         if self._draining:
             raise ShuttingDown("the server is shutting down")
         generation = self.engine.submit(request)
         positions: list[PositionScore] = []
-        timer = self._limit(generation.cancel)
+        timer = self._limit(generation.cancel, entered)
         try:
             async for delivery in generation:
                 positions.extend(delivery.scores)
@@ -271,18 +282,34 @@ class ChatService:
         self._hurried = True
 
     async def close(self) -> None:
+        # The pool first: its threads use the vocabulary that stopping the engine frees.
+        await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
         await self.engine.stop()
-        self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _limit(self, fail: Callable[[KilnError], None]) -> asyncio.TimerHandle | None:
-        """Have `fail` called when the configured time for a request is over."""
+    def _limit(self, fail: Callable[[KilnError], None], entered: float) -> asyncio.TimerHandle | None:
+        """Have `fail` called when the configured time for a request that came at `entered` is over."""
         seconds = self._request_timeout_s
         if seconds is None:
             return None
         error = RequestTimedOut(f"the request ran for more than {seconds:g} seconds")
-        return asyncio.get_running_loop().call_later(seconds, fail, error)
+        left = max(0.0, entered + seconds - time.monotonic())
+        return asyncio.get_running_loop().call_later(left, fail, error)
 
     def _forget(self, exchange_id: str) -> None:
         exchange = self._exchanges.pop(exchange_id, None)
         if exchange is not None and exchange.timer is not None:
             exchange.timer.cancel()
+
+
+def _start_pool() -> ThreadPoolExecutor:
+    """The preparing threads, started at once: only while they start can their stack be set."""
+    pool = ThreadPoolExecutor(_PREPARE_THREADS, thread_name_prefix="kiln-prepare")
+    started = threading.Barrier(_PREPARE_THREADS + 1)
+    before = threading.stack_size(_PREPARE_STACK)
+    try:
+        for _ in range(_PREPARE_THREADS):
+            pool.submit(started.wait)
+    finally:
+        threading.stack_size(before)
+    started.wait()
+    return pool

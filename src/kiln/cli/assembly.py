@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -59,7 +60,8 @@ def create_app(settings: Settings) -> Starlette:
     if inline:
         return app_over(settings, llama, model, lambda: _make_runner(settings, llama, model))
     engine = ProcessEngine(
-        [sys.executable, "-m", "kiln.backends.engine_host"],
+        # -P: modules are not looked for in the working directory.
+        [sys.executable, "-P", "-m", "kiln.backends.engine_host"],
         RunnerPlan(
             model_path=str(llama.path),
             sequences=_sequences(settings),
@@ -101,7 +103,11 @@ def _app(settings: Settings, llama: LlamaModel, model: ServedModel, engine: Engi
         engine = cache = CachingEngine(engine, settings.engine.completion_cache)
 
     async def start() -> ServerState:
-        await engine.start()
+        try:
+            await engine.start()
+        except SetupError as error:
+            app.state.failure = error
+            raise
         metrics = Metrics(engine.stats, cache.counts if cache is not None else {})
         statistics = Statistics()
         service = ChatService(
@@ -114,7 +120,8 @@ def _app(settings: Settings, llama: LlamaModel, model: ServedModel, engine: Engi
         facts["engine"] = {**facts["engine"], **engine.facts}
         return ServerState(settings, service, metrics, statistics, facts)
 
-    return build_app(start)
+    app = build_app(start)
+    return app
 
 
 def _make_runner(settings: Settings, llama: LlamaModel, model: ServedModel) -> ModelRunner:
@@ -169,9 +176,13 @@ def serve(settings: Settings, on_ready: Callable[[str], None] | None = None) -> 
     with listener:
         host, port = listener.getsockname()[:2]
         server = _Server(config, app, settings, on_ready, f"http://{_url_host(host)}:{port}")
-        server.run(sockets=[listener])
+        # A failure that kiln explains itself needs no traceback of uvicorn's.
+        logging.getLogger("uvicorn.error").addFilter(lambda _: not hasattr(app.state, "failure"))
+        with contextlib.suppress(SystemExit):
+            server.run(sockets=[listener])
     if not server.started:
-        raise server.failure or ModelLoadError("the server could not start; its log says why")
+        failure: SetupError | None = getattr(app.state, "failure", None)
+        raise failure or ModelLoadError("the server could not start; its log says why")
 
 
 class _Server(uvicorn.Server):
@@ -186,7 +197,6 @@ class _Server(uvicorn.Server):
         url: str,
     ) -> None:
         super().__init__(config)
-        self.failure: SetupError | None = None
         self._app = app
         self._settings = settings
         self._on_ready = on_ready
@@ -204,6 +214,9 @@ class _Server(uvicorn.Server):
         await drain
 
     def handle_exit(self, sig: int, frame: Any) -> None:
+        if not self.started:
+            # Nothing runs yet that could be ended in order: the load is broken off.
+            raise KeyboardInterrupt
         if self.should_exit:
             # A second signal cuts what still runs, with the error event that the end of the grace gives.
             self._app.state.kiln.service.hurry()
@@ -281,6 +294,7 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
                 served_id, context_length=_context_length(settings, llama), threads=_threads(settings)
             )
         ),
+        longest_piece=max(1, *(len(piece) for piece in llama.pieces)),
         exact=settings.engine.exact,  # type: ignore[arg-type]
     )
 

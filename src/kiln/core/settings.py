@@ -307,7 +307,8 @@ class Declaration:
 
 
 def _is_plain(text: str, most: float | None) -> bool:
-    has_control = any(ord(c) < 0x20 or ord(c) == 0x7F for c in text)
+    # A lone surrogate is how the system hands over bytes that are not UTF-8.
+    has_control = any(ord(c) < 0x20 or ord(c) == 0x7F or 0xD800 <= ord(c) < 0xE000 for c in text)
     return text.strip() != "" and not has_control and (most is None or len(text) <= most)
 
 

@@ -91,6 +91,12 @@ class CachingEngine:
                 while len(self._finished) > self._entries:
                     self._finished.popitem(last=False)
 
+    def abandon(self, flight: _Flight) -> None:
+        """The last subscriber has left: nobody may join what is being cut."""
+        if self._flights.get(flight.key) is flight:
+            del self._flights[flight.key]
+        flight.generation.cancel()
+
     def steer(self, flight: _Flight, subscriber: _Subscription) -> None:
         """One subscriber closes the thinking: the flight becomes its own, the others start another."""
         if self._flights.get(flight.key) is flight:
@@ -181,6 +187,9 @@ class _Subscription:
             self._cut = _cut_short(error)
             self._news.set()
 
+    def stop(self) -> None:
+        self.cancel()
+
     def close_thinking(self) -> None:
         if not self._ended and self._flight.end is None:
             self._engine.steer(self._flight, self)
@@ -194,7 +203,7 @@ class _Subscription:
         if self in self._flight.subscribers:
             self._flight.subscribers.remove(self)
             if cancel and not self._flight.subscribers:
-                self._flight.generation.cancel()
+                self._engine.abandon(self._flight)
 
 
 class _Replay:
@@ -221,6 +230,9 @@ class _Replay:
     def cancel(self, error: KilnError | None = None) -> None:
         if self._delivery is not None:
             self._delivery = Delivery(end=_cut_short(error))
+
+    def stop(self) -> None:
+        self.cancel()
 
     def close_thinking(self) -> None:
         pass

@@ -77,11 +77,14 @@ class EngineFrontend(ABC):
 
     def fail(self, generations: Iterable[BatchGeneration], error: KilnError) -> None:
         """End generations with an error, without the worker."""
-        now = time.monotonic()
         for generation in list(generations):
-            self._generations.pop(generation.command.key, None)
-            timings = Timings(generation.command.submitted, ended=now)
-            generation.deliver(Delivery(end=GenerationEnd(FinishReason.ERROR, None, timings, error)))
+            self.end(generation, FinishReason.ERROR, error)
+
+    def end(self, generation: BatchGeneration, reason: FinishReason, error: KilnError | None) -> None:
+        """End a generation here; what the worker still says of it is not heard."""
+        self._generations.pop(generation.command.key, None)
+        timings = Timings(generation.command.submitted, ended=time.monotonic())
+        generation.deliver(Delivery(end=GenerationEnd(reason, None, timings, error)))
 
 
 class BatchGeneration:
@@ -91,6 +94,7 @@ class BatchGeneration:
         self.command = command
         # Whether the worker has taken it from the queue; until then it may be submitted again.
         self.has_begun = False
+        self.close_asked = False
         self._engine = engine
         self._deliveries: deque[Delivery] = deque()
         self._ready = asyncio.Event()
@@ -109,10 +113,17 @@ class BatchGeneration:
 
     def cancel(self, error: KilnError | None = None) -> None:
         if not self._ended:
-            self._engine.tell(Cancel(self.command.key, error))
+            self._engine.tell(Cancel(self.command.key))
+            # Not the worker's word is waited for: it may be in a long call, or hang.
+            self._engine.end(self, FinishReason.CANCELLED if error is None else FinishReason.ERROR, error)
+
+    def stop(self) -> None:
+        if not self._ended:
+            self._engine.tell(Cancel(self.command.key))
 
     def close_thinking(self) -> None:
         if not self._ended:
+            self.close_asked = True
             self._engine.tell(CloseThinking(self.command.key))
 
     def deliver(self, delivery: Delivery) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from kiln.core.errors import KilnError
 from kiln.engine.ports import Delivery, EngineStats, GenerationRequest
 
 
@@ -20,7 +19,6 @@ class Submit(Struct, frozen=True, tag=True):
 
 class Cancel(Struct, frozen=True, tag=True):
     key: int
-    error: KilnError | None = None
 
 
 class CloseThinking(Struct, frozen=True, tag=True):

@@ -129,7 +129,14 @@ class Generation(Protocol):
     async def __anext__(self) -> Delivery: ...
 
     def cancel(self, error: KilnError | None = None) -> None:
-        """End the sequence within one step. Without an error it ends as CANCELLED. Idempotent."""
+        """End at once for the reader, and within one step in the engine. Idempotent.
+
+        Without an error it ends as CANCELLED.
+        """
+        ...
+
+    def stop(self) -> None:
+        """End within one step, with the gate's account: the reader has found a stop string."""
         ...
 
     def close_thinking(self) -> None:

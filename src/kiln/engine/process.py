@@ -23,15 +23,16 @@ import msgspec
 
 from kiln.core.errors import EngineFailed, KilnError, ModelLoadError, error_of_code
 from kiln.engine.frontend import EngineFrontend
-from kiln.engine.messages import Command, EngineLimits, StepReport
+from kiln.engine.messages import CloseThinking, Command, EngineLimits, StepReport
 
 log = logging.getLogger(__name__)
 
 LENGTH_BYTES = 4
 STOP_WITHIN_S = 10.0
-# A child that dies so often within this time without having served is not started again.
+# After so many failed starts callers are refused until one succeeds.
 START_ATTEMPTS = 3
 RESTART_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,8 @@ class ProcessEngine(EngineFrontend):
 
     async def _spawn(self) -> asyncio.StreamReader:
         ours, theirs = socket.socketpair()
-        with theirs:
+        with contextlib.ExitStack() as on_failure, theirs:
+            on_failure.callback(ours.close)
             os.set_inheritable(theirs.fileno(), True)
             self._child = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -184,6 +186,7 @@ class ProcessEngine(EngineFrontend):
                 # Ctrl-C goes to the server, which ends its child itself.
                 start_new_session=True,
             )
+            on_failure.pop_all()
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
             writer.write(encode_frame(self._plan))
@@ -228,7 +231,7 @@ class ProcessEngine(EngineFrontend):
             message = await self._read(reader)
             if not isinstance(message, Reported):
                 return served
-            served = True
+            served = served or bool(message.report.deliveries)
             self.receive(message.report)
 
     def _sort_out(self) -> None:
@@ -236,19 +239,27 @@ class ProcessEngine(EngineFrontend):
         begun = [g for g in self._generations.values() if g.has_begun]
         self.fail(begun, EngineFailed("the engine process died while it worked on this request"))
         self._held.clear()
-        self._held.extend(generation.command for generation in self._generations.values())
+        for generation in self._generations.values():
+            self._held.append(generation.command)
+            if generation.close_asked:
+                self._held.append(CloseThinking(generation.command.key))
 
     async def _respawn(self, attempts: int) -> asyncio.StreamReader | None:
-        for attempt in range(attempts):
+        attempt = 0
+        while not self._stopping:
             try:
-                return await self._spawn()
+                reader = await self._spawn()
+                self._failed = None
+                return reader
             except (KilnError, OSError) as error:
                 log.error("the engine process did not start: %s", error)
-                await asyncio.sleep(RESTART_PAUSE_S * 2**attempt)
-            if self._stopping:
-                return None
-        self._failed = EngineFailed("the engine process cannot be started")
-        self.fail(self._generations.values(), self._failed)
+            attempt += 1
+            if attempt >= attempts and self._failed is None:
+                # Nobody waits any longer, but what stood in the way may pass.
+                self._failed = EngineFailed("the engine process cannot be started")
+                self.fail(self._generations.values(), self._failed)
+                self._held.clear()
+            await asyncio.sleep(min(RESTART_PAUSE_S * 2**attempt, LONGEST_PAUSE_S))
         return None
 
     async def _read(self, reader: asyncio.StreamReader) -> FromChild | None:

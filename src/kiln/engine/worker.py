@@ -93,8 +93,7 @@ class EngineWorker:
             self._add(command)
         elif (sequence := self._sequences.get(command.key)) is not None:
             if isinstance(command, Cancel):
-                reason = FinishReason.CANCELLED if command.error is None else FinishReason.ERROR
-                self._end(sequence, reason, command.error)
+                self._end(sequence, FinishReason.CANCELLED)
             elif sequence.gate is not None:
                 sequence.gate.skip()
 
@@ -128,9 +127,12 @@ class EngineWorker:
         for copy in copies:
             self._runner.copy(copy.source, copy.target, copy.length)
         self._preemptions += len(step.preempted)
+        if step.admitted:
+            # Before the model sees them: if it dies of one of them, it is known whose fault that may be.
+            self._admitted.extend(admission.sequence.key for admission in step.admitted)
+            self._flush()
         for admission in step.admitted:
             self._cached += admission.shared
-            self._admitted.append(admission.sequence.key)
 
     def _call(self, planned: PlannedCall, *, is_decode: bool) -> bool:
         """Run a call and pick from its logits. False if the cache refused it and nothing was computed."""

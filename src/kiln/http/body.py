@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from kiln.core.errors import BodyTooLarge, InvalidJson, UnsupportedMediaType
+from kiln.core.text import shorten
 
 
 async def read_json_body(request: Request, max_bytes: int) -> bytes:
@@ -14,8 +15,10 @@ async def read_json_body(request: Request, max_bytes: int) -> bytes:
         stated = f"not {media_type!r}" if media_type else "but no content type was sent"
         raise UnsupportedMediaType(f"the body must be application/json, {stated}")
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > max_bytes:
-        raise BodyTooLarge(f"the body has {declared} bytes, at most {max_bytes} are accepted")
+    digits = declared.lstrip("0")
+    # Longer numbers are too large whatever they are, and costly to read.
+    if digits.isdigit() and (len(digits) > 19 or int(digits) > max_bytes):
+        raise BodyTooLarge(f"the body has {shorten(digits)} bytes, at most {max_bytes} are accepted")
     chunks: list[bytes] = []
     size = 0
     async for chunk in request.stream():

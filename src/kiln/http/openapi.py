@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse, Response
 
 from kiln import contracts
 from kiln.core.errors import RouteNotFound
+from kiln.core.text import shorten
 from kiln.http.openapi_parts import Json, inference, ref, responses, schemas
 
 _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'"
@@ -29,7 +30,7 @@ async def contract_route(request: Request) -> Response:
         content = contracts.load(name)
     except KeyError:
         known = ", ".join(contracts.names())
-        raise RouteNotFound(f"no contract {name!r}", hint=f"The contracts are {known}.") from None
+        raise RouteNotFound(f"no contract {shorten(name)}", hint=f"The contracts are {known}.") from None
     return Response(content, media_type="application/json")
 
 

@@ -6,7 +6,7 @@ import logging
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from kiln.core.errors import InternalError, KilnError, MethodNotAllowed, QueueFull, RouteNotFound
@@ -71,7 +71,13 @@ async def on_unexpected(request: Request, error: Exception) -> Response:
     return error_response(request, InternalError("the server failed while handling the request"))
 
 
+async def on_disconnect(request: Request, error: Exception) -> Response:
+    """The client went while it was sending: there is nobody to answer."""
+    return Response(status_code=499)
+
+
 EXCEPTION_HANDLERS = {
+    ClientDisconnect: on_disconnect,
     KilnError: on_kiln_error,
     HTTPException: on_http_exception,
     Exception: on_unexpected,

@@ -34,7 +34,7 @@ async def batch_completions(request: Request) -> Response:
         turns = to_turns(decode_batch(body))
         return [_prepare_prompt(state, turn, index) for index, turn in enumerate(turns)]
 
-    prepared = await state.service.in_worker(prepare)
+    prepared = await unless_disconnected(request.receive, state.service.in_worker(prepare))
     state.service.engine.ensure_room(sum(len(p.requests) for p in prepared))
     exchanges = [state.service.start(p, entered=entered) for p in prepared]
     try:
@@ -70,6 +70,7 @@ async def _collect_all(exchanges: list[Exchange]) -> list[list[ChoiceEnd | None]
 async def score_prompt(request: Request) -> Response:
     state: ServerState = request.app.state.kiln
     model = state.service.model
+    entered = time.monotonic()
     body = await read_json_body(request, state.settings.server.max_body_bytes)
 
     def prepare() -> tuple[GenerationRequest, str]:
@@ -83,9 +84,9 @@ async def score_prompt(request: Request) -> Response:
         )
         return scoring, fingerprint(model.policy())
 
-    scoring, address = await state.service.in_worker(prepare)
+    scoring, address = await unless_disconnected(request.receive, state.service.in_worker(prepare))
     try:
-        positions = await unless_disconnected(request.receive, state.service.score(scoring))
+        positions = await unless_disconnected(request.receive, state.service.score(scoring, entered=entered))
     except ClientDisconnect:
         return Response(status_code=499)
     scored = ScoredPrompt(model.id, address, tuple(scoring.prompt_ids), positions)

@@ -33,7 +33,7 @@ async def chat_completions(request: Request) -> Response:
         options = state.reply_options(wire)
         return state.service.prepare(to_turn(wire, performance=options.performance)), options
 
-    prepared, options = await state.service.in_worker(prepare)
+    prepared, options = await unless_disconnected(request.receive, state.service.in_worker(prepare))
     exchange = state.service.start(prepared, entered=entered)
     if options.stream:
         return await _stream(request, exchange, options)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from kiln.core.errors import InvalidField
 from kiln.core.tokens import Tokenizer
 
 # Words that templates compare with or look up: as roles, keys, types or choices. They alone are never
@@ -230,7 +231,14 @@ def _is_markup(spelling: str) -> bool:
 
 
 def _random_char(plane: int, taken: set[str]) -> str:
-    while True:
-        char = chr(plane + secrets.randbelow(0xFFFE))
-        if char not in taken:
-            return char
+    if len(taken) < 0x1000:
+        # Almost every draw is free then.
+        while (char := chr(plane + secrets.randbelow(0xFFFE))) in taken:
+            pass
+        return char
+    free = [char for char in map(chr, range(plane, plane + 0xFFFE)) if char not in taken]
+    if not free:
+        raise InvalidField(
+            "the texts hold every private-use character of a plane", param="messages", hint="Leave some out."
+        )
+    return secrets.choice(free)
