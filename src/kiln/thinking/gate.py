@@ -104,6 +104,10 @@ class ThinkingGate:
         self._now = now
         if self._forcing:
             return self._force()
+        if self._is_plain(sampled, now):
+            self._generated += 1
+            self._recent.append(sampled)
+            return sampled, Source.SAMPLED
 
         after = self._close.advance(self._progress, sampled)
         tag_tokens = after if after == len(self._close.ids) else self._tag_began(sampled)
@@ -140,6 +144,25 @@ class ThinkingGate:
             thinking_tokens=thinking,
             thinking_time_ms=int(elapsed * 1000),
             interrupted=self._interrupted,
+        )
+
+    def _is_plain(self, sampled: int, now: float) -> bool:
+        """Whether nothing is to be decided: no close has begun or can end here, and no limit is near.
+
+        All but a few tokens take this way, so it is kept short; the whole rules would accept them too.
+        """
+        close, limits, generated = self._close, self._limits, self._generated
+        return (
+            self._progress == 0
+            and sampled != close.ids[0]
+            and close.tag[-1] not in self._pieces[sampled]
+            and not self._skip
+            and (limits.max_tokens is None or generated < limits.max_tokens)
+            and (
+                limits.max_time_s is None
+                or now - (now if self._started is None else self._started) < limits.max_time_s
+            )
+            and (limits.completion_tokens is None or generated + len(close.ids) < limits.completion_tokens)
         )
 
     def _due(self, sampled: int, after: int, now: float) -> Trigger | None:
