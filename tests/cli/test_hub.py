@@ -253,7 +253,7 @@ def test_refusals_are_told_at_once(
     with pytest.raises(DownloadError, match=words) as caught:
         fetch("a/b", tmp_path)
     assert hint in (caught.value.hint or "")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_what_the_disk_cannot_hold_is_not_begun(hub: Hub, tmp_path: Path) -> None:

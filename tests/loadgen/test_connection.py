@@ -78,7 +78,8 @@ def test_a_server_that_never_answers_times_out() -> None:
     with raw_server([30.0]) as url:
         (trace,) = ask(url, timeout_s=0.2)
     assert failure_of(trace).kind == "timeout"
-    assert trace.e2e_s is not None and trace.e2e_s >= 0.2
+    # The loop's timers may be a little early.
+    assert trace.e2e_s is not None and trace.e2e_s > 0.15
 
 
 def test_a_stream_that_stalls_times_out() -> None:
