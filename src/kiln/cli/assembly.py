@@ -158,15 +158,14 @@ def serve(settings: Settings, on_ready: Callable[[str], None] | None = None) -> 
         level=settings.server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     if settings.server.log_level == "info":
-        # At this level kiln says itself what an operator wants to know.
-        for name in ("uvicorn.error", "kiln.llamacpp"):
-            logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger("kiln.llamacpp").setLevel(logging.WARNING)
     app = create_app(settings)
     listener = _listen(settings.server.host, settings.server.port)
     config = uvicorn.Config(
         app,
         log_config=None,
-        log_level=settings.server.log_level,
+        # At info kiln says itself what an operator wants to know.
+        log_level="warning" if settings.server.log_level == "info" else settings.server.log_level,
         access_log=False,
         lifespan="on",
         # The drain cuts running requests at the grace limit; this is the second line behind it.
