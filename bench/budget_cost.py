@@ -19,7 +19,7 @@ from kiln.thinking.gate import CloseSequence, GateLimits
 
 STREAMS = 16
 TOKENS = 192
-RUNS = 9
+RUNS = 31
 
 
 def main() -> None:
