@@ -56,8 +56,6 @@ def small_api() -> Iterator[Api]:
 def multi_close_api() -> Iterator[Api]:
     """A model whose tokenizer writes the close tag with several ordinary tokens."""
     path = FIXTURES / "multi-close.gguf"
-    if not path.exists():
-        pytest.skip("the fixture model has not been written yet")
     with model_api(model__path=str(path)) as running:
         yield running
 
