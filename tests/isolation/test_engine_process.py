@@ -163,3 +163,31 @@ def test_no_engine_outlives_its_server(how: signal.Signals, tmp_path: Path) -> N
         while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text():
             assert time.monotonic() < deadline, "the engine process stayed behind"
             time.sleep(0.05)
+
+
+POISON = """
+import os, sys
+if "kiln.backends.engine_host" in sys.orig_argv:
+    import kiln.backends.llamacpp as backend
+    execute = backend.LlamaRunner.execute
+    def poisoned(self, call):
+        if call.rows >= 400:
+            os.abort()
+        return execute(self, call)
+    backend.LlamaRunner.execute = poisoned
+"""
+
+
+def test_a_prompt_that_kills_the_engine_is_not_sent_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(POISON)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with serving() as server, ThreadPoolExecutor(2) as pool:
+        first = server.engine()
+        poisoned = pool.submit(ask, server.url, messages=[{"role": "user", "content": "1+1=? " * 200}])
+        response = poisoned.result()
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "engine_failed"
+        assert server.engine(other_than=first) != first
+        assert ask(server.url, max_tokens=4).status_code == 200

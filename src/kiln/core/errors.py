@@ -4,7 +4,6 @@
     ├── RequestError                 the caller can mend it
     │   ├── InvalidJson              400 invalid_json
     │   ├── InvalidField             400 invalid_field
-    │   ├── Unsupported              400 unsupported
     │   ├── TemplateFailed           400 chat_template_failed
     │   ├── EmptyPrompt              400 empty_prompt
     │   ├── ContextExceeded          400 context_length_exceeded
@@ -68,11 +67,6 @@ class InvalidJson(RequestError):
 class InvalidField(RequestError):
     code = "invalid_field"
     hint = "Correct the named field; GET /docs lists every field with its type and bounds."
-
-
-class Unsupported(RequestError):
-    code = "unsupported"
-    hint = "Leave the named field out."
 
 
 class TemplateFailed(RequestError):
