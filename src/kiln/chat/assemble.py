@@ -7,7 +7,15 @@ from dataclasses import replace
 from kiln.chat.latency import LatencyLedger
 from kiln.chat.prepare import Prepared
 from kiln.chat.served import ServedModel
-from kiln.core.completion import ChoiceEnd, ExchangeEvent, TextDelta, ToolCallDelta
+from kiln.core.completion import (
+    ChoiceEnd,
+    ExchangeEvent,
+    PromptRead,
+    TextDelta,
+    TokenLogprob,
+    TokenScored,
+    ToolCallDelta,
+)
 from kiln.core.rollout import Rollout
 from kiln.core.tokens import FinishReason, TokenEvent
 from kiln.engine.ports import Delivery, GenerationEnd
@@ -31,6 +39,8 @@ class ChoiceAssembler:
         self._budget_applied = prepared.budget_applied
         self._markers: ToolMarkers | None = model.tool_markers if prepared.parses_tools else None
         self._eos_ids = frozenset() if prepared.turn.ignore_eos else model.tokenizer.eos_ids
+        self._pieces = model.tokenizer.pieces
+        self._logprobs: list[TokenLogprob] | None = [] if prepared.turn.top_logprobs is not None else None
         self._detokenizer = Detokenizer(model.tokenizer.pieces, model.hidden_ids)
         self._scanner = Scanner(
             tags=model.tags,
@@ -50,6 +60,8 @@ class ChoiceAssembler:
     def feed(self, delivery: Delivery) -> list[ExchangeEvent]:
         """Events that are ready after a delivery's tokens: each token's text, then its timing."""
         events: list[ExchangeEvent] = []
+        if delivery.prompt_read is not None:
+            events.append(PromptRead(self._index, delivery.prompt_read))
         for token in delivery.tokens:
             if self.stopped:
                 break
@@ -57,6 +69,9 @@ class ChoiceAssembler:
             self._tokens += 1
             if self._rollout is not None:
                 self._rollout.append(token)
+            if self._logprobs is not None:
+                self._logprobs.append(self._to_logprob(token))
+                events.append(TokenScored(self._index, self._logprobs[-1]))
             if token.token_id not in self._eos_ids:
                 text = self._detokenizer.feed(token.token_id)
                 if text:
@@ -84,9 +99,24 @@ class ChoiceAssembler:
                 outcome=end.outcome if self._budget_applied else None,
                 latency=self._ledger.reckon(end.timings, streamed=streamed),
                 rollout=self._to_rollout(),
+                reasoning_tokens=self._reasoning_tokens(end),
+                cached_tokens=end.cached_tokens,
+                logprobs=None if self._logprobs is None else tuple(self._logprobs),
             )
         )
         return events
+
+    @staticmethod
+    def _reasoning_tokens(end: GenerationEnd) -> int:
+        """The gate counts whether or not a budget applies; without a gate nothing was thought."""
+        tokens = None if end.outcome is None else end.outcome.thinking_tokens
+        return 0 if tokens is None else tokens
+
+    def _to_logprob(self, token: TokenEvent) -> TokenLogprob:
+        score = token.score
+        assert score is not None
+        top = tuple((other, self._pieces[other], logprob) for other, logprob in score.top)
+        return TokenLogprob(token.token_id, self._pieces[token.token_id], score.logprob, top)
 
     def _to_rollout(self) -> Rollout | None:
         prepared = self._prepared

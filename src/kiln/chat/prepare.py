@@ -198,7 +198,7 @@ def _check_provenance(turn: ChatTurn, max_tokens: int, applied: bool, model: Ser
 
 
 def _to_requests(prepared: Prepared, model: ServedModel) -> tuple[GenerationRequest, ...]:
-    thinking = None
+    turn, thinking = prepared.turn, None
     if prepared.in_reasoning and model.close is not None:
         # Without an applied budget the gate only watches, so that the thinking can be skipped.
         thinking = ThinkingSpec(
@@ -209,14 +209,17 @@ def _to_requests(prepared: Prepared, model: ServedModel) -> tuple[GenerationRequ
             prompt_ids=prepared.prompt_ids,
             max_tokens=prepared.max_tokens,
             sampling=prepared.sampling,
-            seed=prepared.seed,
-            choice_index=index,
-            eos_ids=frozenset() if prepared.turn.ignore_eos else model.tokenizer.eos_ids,
+            seed=(prepared.seed + index) % (MAX_SEED + 1) if turn.seed_per_choice else prepared.seed,
+            choice_index=0 if turn.seed_per_choice else index,
+            eos_ids=frozenset() if turn.ignore_eos else model.tokenizer.eos_ids,
             thinking=thinking,
-            exact=_is_exact(prepared.turn, model),
+            exact=_is_exact(turn, model),
             cacheable=_is_cacheable(prepared),
+            priority=turn.priority,
+            top_logprobs=turn.top_logprobs,
+            narrated=turn.narrated,
         )
-        for index in range(prepared.turn.n)
+        for index in range(turn.n)
     )
 
 

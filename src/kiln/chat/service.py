@@ -49,6 +49,7 @@ class Exchange:
         entered: float,
     ) -> None:
         self.head = head
+        self.request_id = prepared.turn.request_id
         self.can_skip = not prepared.turn.provenance
         self._generations = generations
         self._ledgers = [
@@ -64,15 +65,49 @@ class Exchange:
         self.timer: asyncio.TimerHandle | None = None
 
     async def events(self) -> AsyncGenerator[list[ExchangeEvent]]:
-        """Events as they come, one list an engine step. Raises the KilnError the exchange failed with.
+        """Events as they come, one list of one choice and engine step at a time.
 
-        Only for exchanges of one choice; `collect` serves any number.
+        Raises the KilnError that a choice failed with.
         """
-        async with contextlib.aclosing(self._choice_events(0, streamed=True)) as batches:
-            async for batch in batches:
-                yield batch
-                self._ledgers[0].enqueued()
+        if len(self._assemblers) == 1:
+            async with contextlib.aclosing(self._choice_events(0, streamed=True)) as batches:
+                async for batch in batches:
+                    yield batch
+                    self._ledgers[0].enqueued()
+        else:
+            async with contextlib.aclosing(self._interleaved()) as batches:
+                async for batch in batches:
+                    yield batch
         self._on_end(self.head.id)
+
+    async def _interleaved(self) -> AsyncGenerator[list[ExchangeEvent]]:
+        """The events of all choices as they come."""
+        ready: asyncio.Queue[tuple[int, list[ExchangeEvent] | BaseException | None]] = asyncio.Queue()
+
+        async def forward(index: int) -> None:
+            try:
+                async for batch in self._choice_events(index, streamed=True):
+                    ready.put_nowait((index, batch))
+                ready.put_nowait((index, None))
+            except Exception as error:
+                ready.put_nowait((index, error))
+
+        tasks = [asyncio.ensure_future(forward(i)) for i in range(len(self._assemblers))]
+        left = len(tasks)
+        try:
+            while left:
+                index, batch = await ready.get()
+                if isinstance(batch, BaseException):
+                    raise batch
+                if batch is None:
+                    left -= 1
+                else:
+                    yield batch
+                    self._ledgers[index].enqueued()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def collect(self) -> Completion:
         """Run to the end. Raises the KilnError that a choice failed with."""

@@ -54,10 +54,38 @@ class ToolCallDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A generated token with its raw log-probability and the likeliest alternatives, best first."""
+
+    token_id: int
+    text: bytes
+    logprob: float
+    top: tuple[tuple[int, bytes, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScored:
+    """A token of one choice, before its text; only for exchanges that ask for log-probabilities."""
+
+    index: int
+    token: TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRead:
+    """So many prompt tokens are in the KV cache; only for narrated exchanges."""
+
+    index: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceEnd:
     """One choice, complete. `outcome` is None unless a budget applied.
 
-    `completion_tokens` counts every generated token, forced and end-of-sequence ones included.
+    `completion_tokens` counts every generated token, forced and end-of-sequence ones included, and
+    `reasoning_tokens` those of them that the thinking took. `cached_tokens` of the prompt were reused.
+    `malformed_call` says that a tool call was closed but did not parse or did not fit its tool's schema.
     """
 
     index: int
@@ -69,9 +97,13 @@ class ChoiceEnd:
     outcome: Outcome | None
     latency: Latency | None = None
     rollout: Rollout | None = None
+    reasoning_tokens: int = 0
+    cached_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    malformed_call: bool = False
 
 
-ExchangeEvent = TextDelta | ToolCallDelta | TokenTiming | ChoiceEnd
+ExchangeEvent = TextDelta | ToolCallDelta | TokenTiming | TokenScored | PromptRead | ChoiceEnd
 
 
 @dataclass(frozen=True, slots=True)

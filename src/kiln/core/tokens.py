@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from kiln.core.scoring import PositionScore
+
 
 class Source(StrEnum):
     """Who chose a token: the sampler, or the thinking gate in its place."""
@@ -29,13 +31,14 @@ class TokenEvent:
 
     `logprob` is the natural-log probability of a sampled token under the final, renormalised
     sampling distribution; None for a forced one. `ready_s` is `time.monotonic()` of the step
-    that produced it.
+    that produced it. `score` is the token's place in the raw distribution, for requests that ask.
     """
 
     token_id: int
     source: Source
     logprob: float | None
     ready_s: float
+    score: PositionScore | None = None
 
 
 class Tokenizer(Protocol):

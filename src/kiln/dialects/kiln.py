@@ -175,7 +175,10 @@ class ChunkEncoder:
             return self._close_fold() + self._delta(wire.Delta(tool_calls=[call]))
         if isinstance(event, TokenTiming):
             return self._timing(event) if self._options.performance else b""
-        return self._close_fold() + self._ending(event)
+        if isinstance(event, ChoiceEnd):
+            return self._close_fold() + self._ending(event)
+        # The contract has no place for log-probabilities or progress.
+        return b""
 
     def _ending(self, end: ChoiceEnd) -> bytes:
         head = self._head

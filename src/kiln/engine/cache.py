@@ -255,4 +255,8 @@ def _key(request: GenerationRequest) -> Hashable:
         request.eos_ids,
         None if thinking is None else (thinking.close.ids, thinking.limits),
         request.scope,
+        tuple(sorted((request.logit_bias or {}).items())),
+        request.top_logprobs,
+        request.grammar,
+        request.adapters,
     )

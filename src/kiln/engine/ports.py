@@ -38,6 +38,14 @@ class ScoreSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterUse:
+    """A LoRA adapter: `path` of a GGUF file that never changes, and the factor of its delta."""
+
+    path: str
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate.
 
@@ -47,6 +55,10 @@ class GenerationRequest:
     log-probabilities whoever else is running and whatever is cached. KV is shared within one `scope`
     (model and adapter revision) only. With `scores` the prompt is scored and nothing is generated.
     `cacheable` says that the request decides its tokens, so that an earlier answer may be given again.
+    `logit_bias` adds to the raw logits of token ids. With `top_logprobs` every token carries its raw
+    score and so many of the likeliest alternatives. `grammar` is an llguidance grammar that the tokens
+    after the reasoning keep to. `adapters` are summed; `scope` must name their contents. A `narrated`
+    request hears how much of its prompt has been read.
     """
 
     prompt_ids: Sequence[int]
@@ -61,6 +73,11 @@ class GenerationRequest:
     scope: str = ""
     scores: ScoreSpec | None = None
     cacheable: bool = False
+    logit_bias: dict[int, float] | None = None
+    top_logprobs: int | None = None
+    grammar: str | None = None
+    adapters: tuple[AdapterUse, ...] = ()
+    narrated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +127,7 @@ class StepTimes:
 class Delivery:
     """What one engine step produced for one sequence; `scores` in prompt order.
 
+    `prompt_read` counts the prompt tokens in the KV cache so far, for narrated requests.
     `step` is shared by all deliveries of the step. A `replayed` delivery was computed for an earlier
     request; its tokens' times say nothing about the engine.
     """
@@ -119,6 +137,7 @@ class Delivery:
     step: StepTimes = field(default_factory=StepTimes)
     end: GenerationEnd | None = None
     replayed: bool = False
+    prompt_read: int | None = None
 
 
 class Generation(Protocol):

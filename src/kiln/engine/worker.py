@@ -156,6 +156,8 @@ class EngineWorker:
             row += chunk.outputs
             if sequence.generated == 0:
                 self._computed += len(chunk.tokens)
+                if sequence.request.narrated:
+                    self._post(sequence).prompt_read = sequence.computed
             if sequence.request.scores is not None:
                 self._score(sequence, chunk, rows, sequence.request.scores)
             elif chunk.outputs:
@@ -182,8 +184,10 @@ class EngineWorker:
             failure = InternalError("sampling failed for this request")
             self._end(sequence, FinishReason.ERROR, failure)
             return
+        top_k = sequence.request.top_logprobs
+        score = None if top_k is None else score_position(logits, pick.token, top_k)
         sequence.sampling_s += time.monotonic() - now
-        self._post(sequence).tokens.append(TokenEvent(pick.token, pick.source, pick.logprob, now))
+        self._post(sequence).tokens.append(TokenEvent(pick.token, pick.source, pick.logprob, now, score))
         reason = self._scheduler.accept(sequence, pick, now)
         if reason is not None:
             self._end(sequence, reason)

@@ -22,6 +22,10 @@ class ServerState:
     statistics: Statistics
     model_facts: dict[str, object]
 
+    async def service_for(self, model: str | None) -> ChatService:
+        """The service of a requested model. None is the default model; preparing refuses unknown ones."""
+        return self.service
+
     def reply_options(self, request: ChatCompletionRequest) -> ReplyOptions:
         """A request's wishes over the server's defaults. Call it on a worker thread: it may hash."""
         server = self.settings.server
