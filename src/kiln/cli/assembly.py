@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +11,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
 from starlette.applications import Starlette
 
 from kiln import __version__
@@ -147,79 +142,6 @@ def _sequences(settings: Settings) -> int:
 
 def _child_environment(settings: Settings) -> dict[str, str]:
     return {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", settings.engine.openmp_wait_policy)}
-
-
-def serve(settings: Settings, on_ready: Callable[[str], None] | None = None) -> None:
-    """Serve until SIGINT or SIGTERM; running requests get `server.shutdown_grace_s` to finish.
-
-    `on_ready` hears the base URL once requests are answered. Raises SetupError.
-    """
-    logging.basicConfig(
-        level=settings.server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    if settings.server.log_level == "info":
-        logging.getLogger("kiln.llamacpp").setLevel(logging.WARNING)
-    app = create_app(settings)
-    listener = _listen(settings.server.host, settings.server.port)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        # At info kiln says itself what an operator wants to know.
-        log_level="warning" if settings.server.log_level == "info" else settings.server.log_level,
-        access_log=False,
-        lifespan="on",
-        # The drain cuts running requests at the grace limit; this is the second line behind it.
-        timeout_graceful_shutdown=int(settings.server.shutdown_grace_s) + 5,
-        h11_max_incomplete_event_size=64 * 1024,
-    )
-    with listener:
-        host, port = listener.getsockname()[:2]
-        server = _Server(config, app, settings, on_ready, f"http://{_url_host(host)}:{port}")
-        # A failure that kiln explains itself needs no traceback of uvicorn's.
-        logging.getLogger("uvicorn.error").addFilter(lambda _: not hasattr(app.state, "failure"))
-        with contextlib.suppress(SystemExit):
-            server.run(sockets=[listener])
-    if not server.started:
-        failure: SetupError | None = getattr(app.state, "failure", None)
-        raise failure or ModelLoadError("the server could not start; its log says why")
-
-
-class _Server(uvicorn.Server):
-    """uvicorn that says when it is ready, and drains the chat service while connections close."""
-
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        app: Starlette,
-        settings: Settings,
-        on_ready: Callable[[str], None] | None,
-        url: str,
-    ) -> None:
-        super().__init__(config)
-        self._app = app
-        self._settings = settings
-        self._on_ready = on_ready
-        self._url = url
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        if self.started and self._on_ready is not None:
-            self._on_ready(self._url)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        service: ChatService = self._app.state.kiln.service
-        drain = asyncio.ensure_future(service.drain(self._settings.server.shutdown_grace_s))
-        await super().shutdown(sockets=sockets)
-        await drain
-
-    def handle_exit(self, sig: int, frame: Any) -> None:
-        if not self.started:
-            # Nothing runs yet that could be ended in order: the load is broken off.
-            raise KeyboardInterrupt
-        if self.should_exit:
-            # A second signal cuts what still runs, with the error event that the end of the grace gives.
-            self._app.state.kiln.service.hurry()
-        self.should_exit = True
 
 
 def load_model(settings: Settings, *, vocabulary_only: bool = False) -> LlamaModel:
@@ -404,20 +326,3 @@ def _sampling_sources(settings: Settings, llama: LlamaModel) -> dict[str, str]:
         else:
             sources[name] = "model" if getattr(carried, name) is not None else "default"
     return sources
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {os.strerror(error.errno) if error.errno else error}",
-            hint="Choose another address with --host and --port.",
-        ) from None
-
-
-def _url_host(host: str) -> str:
-    if host in ("0.0.0.0", "::"):
-        return "localhost"
-    return f"[{host}]" if ":" in host else host

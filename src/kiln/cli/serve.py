@@ -55,7 +55,7 @@ def serve(
 
 def _run(settings: Settings, model_name: str, console: Console) -> None:
     # Imported late, so that help and configuration errors come at once.
-    from kiln.cli import assembly
+    from kiln.cli import server
 
     if not console.is_terminal:
         console.print(f"loading {model_name}")
@@ -66,7 +66,7 @@ def _run(settings: Settings, model_name: str, console: Console) -> None:
         print(ready_text(url, model_name, settings), flush=True)
 
     with status:
-        assembly.serve(settings, on_ready=show_ready)
+        server.serve(settings, on_ready=show_ready)
 
 
 def ready_text(url: str, model_name: str, settings: Settings) -> str:
