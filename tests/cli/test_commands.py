@@ -27,10 +27,11 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 @pytest.fixture
 def assembly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A stand-in for the module that names the engine."""
+    """A stand-in for the modules that name the engine and that serve."""
     module = ModuleType("kiln.cli.assembly")
-    monkeypatch.setitem(sys.modules, "kiln.cli.assembly", module)
-    monkeypatch.setattr(kiln.cli, "assembly", module, raising=False)
+    for name in ("assembly", "server"):
+        monkeypatch.setitem(sys.modules, f"kiln.cli.{name}", module)
+        monkeypatch.setattr(kiln.cli, name, module, raising=False)
     monkeypatch.chdir(tmp_path)
     return module
 
