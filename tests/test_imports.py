@@ -18,6 +18,7 @@ RANKS = {
     "thinking": 1,
     "text": 1,
     "store": 1,
+    "tools": 1,
     "engine": 2,
     "dialects": 2,
     "backends": 3,

@@ -140,7 +140,7 @@ BAD_FILES = [
     (f"[server]\nmax_body_bytes = {2**63}", ["server.max_body_bytes"]),
     ("[server]\nport = 1\nprot = 2", ["server.prot", "did you mean port"]),
     ("[servr]\nport = 1", ["[servr]", "did you mean server"]),
-    ("[unheard]\nx = 1", ["[unheard]", "server, model, engine, sampling"]),
+    ("[unheard]\nx = 1", ["[unheard]", "server, model, engine, sampling, tools, mcp"]),
     ("port = 1", ["[port]"]),
     ("server = 1", ["server", "a section"]),
     ("[[server]]\nport = 1", ["server", "a section"]),
@@ -150,6 +150,30 @@ BAD_FILES = [
     ("[sampling]\nrepetition_penalty = 0.0", ["sampling.repetition_penalty", "above 0"]),
     ("[model]\nreasoning_open = '<a>'", ["model.reasoning_open", "model.reasoning_close", "<a>"]),
     ("[model]\nseed_open_tag = 'sometimes'", ["model.seed_open_tag", "auto, always, never"]),
+    ("[tools]\nallow = 'web_search'", ["tools.allow", "a list of texts"]),
+    ("[tools]\nallow = ['']", ["tools.allow", "a list of texts"]),
+    ("[tools]\ndeny = [1]", ["tools.deny", "a list of texts"]),
+    ("[tools]\nallow = ['category:web']", ["tools.allow", "category:web", "category:network"]),
+    ("[tools]\nsearch_provider = 'searxng'", ["tools.searxng_url", "tools.search_provider", "searxng"]),
+    ("[tools]\nsearxng_url = 'http://x'", ["tools.searxng_url", "tools.search_provider", "http://x"]),
+    (
+        "[tools]\nsearch_provider = 'searxng'\nsearxng_url = 'file:///etc'",
+        ["tools.searxng_url", "http or https", "file:///etc"],
+    ),
+    ("mcp = 1", ["mcp", "[mcp.<name>]"]),
+    ("[mcp]\nfiles = 1", ["mcp.files", "[mcp.files]"]),
+    ("[[mcp.files]]\ncommand = 'x'", ["mcp.files", "[mcp.files]"]),
+    ("[mcp.a__b]\ncommand = 'x'", ["[mcp.a__b]", "letters, digits and dashes"]),
+    (f"[mcp.{'a' * 33}]\ncommand = 'x'", ["at most 32"]),
+    ("[mcp.files]\ncomand = 'x'", ["mcp.files.comand", "did you mean command"]),
+    ("[mcp.files]\ncommand = 1", ["mcp.files.command", "a text"]),
+    ("[mcp.files]\nargs = ['x']", ["[mcp.files]", "either command or url"]),
+    ("[mcp.files]\ncommand = 'x'\nurl = 'http://x'", ["[mcp.files]", "either command or url"]),
+    ("[mcp.files]\ncommand = 'x'\nheaders = {}", ["[mcp.files]", "headers goes with url"]),
+    ("[mcp.files]\nurl = 'http://x'\nargs = ['x']", ["[mcp.files]", "go with command"]),
+    ("[mcp.files]\nurl = 'x'", ["[mcp.files]", "http or https"]),
+    ("[mcp.files]\ncommand = 'x'\nenv = ['A=b']", ["mcp.files.env", "a table of texts"]),
+    ("[mcp.files]\ncommand = 'x'\nenv = {A = 1}", ["mcp.files.env", "a table of texts"]),
     ("[server]\nport = ", ["not valid TOML", "line 2"]),
     ("[server]\nport = 1\nport = 2", ["not valid TOML", "line 3"]),
     (f"[server]\nport = {'9' * 5000}", ["not valid TOML"]),
@@ -202,6 +226,8 @@ BAD_ENVIRONMENT = (
         ("KILN_SERVER_PROT", "1"),
         ("KILN_ENGINE_", "1"),
         ("KILN_MODEL", "x.gguf"),
+        ("KILN_TOOLS_ALLOW", "web_search,,x"),
+        ("KILN_MCP_FILES_COMMAND", "x"),
     ]
 )
 
@@ -258,6 +284,65 @@ def test_any_text_is_either_read_or_refused_with_the_key(name: str, text: str) -
         assert name in error.message
     else:
         assert settings.sources[name] == "flag"
+
+
+def test_lists_are_read() -> None:
+    file = "[tools]\nallow = ['web_*', 'category:pure']\n"
+    assert load(file).tools.allow == ("web_*", "category:pure")
+    assert load(file, {"KILN_TOOLS_ALLOW": "a, b"}).tools.allow == ("a", "b")
+    assert load(file, {"KILN_TOOLS_ALLOW": ""}).tools.allow == ()
+    assert json.loads(json.dumps(settings_as_json(load(file))))["tools"]["allow"] == {
+        "value": ["web_*", "category:pure"],
+        "source": "file",
+    }
+
+
+NAMED_TABLES = """
+[mcp.files]
+command = "serve-files"
+args = ["/srv"]
+env = { TOKEN = "hush", EMPTY = "" }
+
+[mcp.far-away]
+url = "https://example.org/mcp"
+headers = { Authorization = "Bearer hush" }
+timeout_s = 3
+"""
+
+
+def test_named_tables_are_read() -> None:
+    settings = load(NAMED_TABLES)
+    assert list(settings.mcp) == ["files", "far-away"]
+    files, far = settings.mcp["files"], settings.mcp["far-away"]
+    assert (files.command, files.args, files.url) == ("serve-files", ("/srv",), None)
+    assert dict(files.env or {}) == {"TOKEN": "hush", "EMPTY": ""}
+    assert (far.url, dict(far.headers or {}), far.timeout_s) == (
+        "https://example.org/mcp",
+        {"Authorization": "Bearer hush"},
+        3.0,
+    )
+    assert load().mcp == {}
+
+
+def test_named_tables_are_shown_without_their_secrets(empty_directory: Path) -> None:
+    (empty_directory / "kiln.toml").write_text(NAMED_TABLES)
+    plain = CliRunner().invoke(app, ["config"])
+    assert "mcp.files.command = serve-files (file)" in plain.stdout.splitlines()
+    assert "mcp.files.env = set, not shown (file)" in plain.stdout.splitlines()
+    shown = CliRunner().invoke(app, ["config", "--json"])
+    tables = json.loads(shown.stdout)["mcp"]
+    assert tables["far-away"] == {
+        "url": "https://example.org/mcp",
+        "headers": "set, not shown",
+        "timeout_s": 3.0,
+    }
+    assert "hush" not in plain.stdout + shown.stdout
+
+
+def test_a_bad_secret_is_not_repeated() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("[mcp.files]\ncommand = 'x'\nenv = {TOKEN = ['hush']}")
+    assert "hush" not in caught.value.message
 
 
 def test_settings_as_json_has_every_key_in_sections() -> None:

@@ -13,7 +13,7 @@ from kiln.cli.common import FLAGS
 from kiln.cli.config import show
 from kiln.cli.configuration import flag_name
 from kiln.cli.main import app
-from kiln.core.settings import declarations
+from kiln.core.settings import TABLES, declarations, table_declarations
 
 DOCS = Path(__file__).parents[2] / "docs"
 COMMANDS: dict[str, click.Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -35,6 +35,10 @@ def test_configuration_lists_every_setting_as_declared() -> None:
         expected.append(
             [f"`{d.key}`", d.allowed, default, f"`{d.environment_name}`", flag, d.doc.replace("|", r"\|")]
         )
+    for family in TABLES:
+        for d in table_declarations(family).values():
+            default = f"`{show(d, d.default)}`" if d.default is not None else "unset"
+            expected.append([f"`{d.key}`", d.allowed, default, d.doc.replace("|", r"\|")])
     assert documented == expected
 
 

@@ -28,7 +28,7 @@ from kiln.cli.common import (
     settings_from,
 )
 from kiln.cli.configuration import find_config_file
-from kiln.core.settings import Declaration, Settings, declarations, settings_as_json
+from kiln.core.settings import Declaration, Settings, declarations, settings_as_json, tables_as_json
 
 
 def config(
@@ -51,7 +51,8 @@ def config(
     with plain_errors():
         settings = settings_from(ctx.params)
         if as_json:
-            print(json.dumps(settings_as_json(settings), indent=2, ensure_ascii=False))
+            shown = settings_as_json(settings) | tables_as_json(settings)
+            print(json.dumps(shown, indent=2, ensure_ascii=False))
             return
         file = find_config_file(config, os.environ)
         print(f"settings file: {file or 'none'}")
@@ -67,18 +68,37 @@ def as_table(settings: Settings) -> Table:
         source = settings.sources[name]
         style = None if source == "default" else "bold"
         table.add_row(name, show(declaration, settings.get(name)), source, style=style)
+    for name, value in table_rows(settings):
+        table.add_row(name, value, "file", style="bold")
     return table
 
 
 def as_lines(settings: Settings) -> str:
     """The same for a pipe: `server.port = 8420 (default)`."""
-    return "\n".join(
+    lines = [
         f"{name} = {show(declaration, settings.get(name))} ({settings.sources[name]})"
         for name, declaration in declarations().items()
-    )
+    ]
+    return "\n".join([*lines, *(f"{name} = {value} (file)" for name, value in table_rows(settings))])
+
+
+def table_rows(settings: Settings) -> list[tuple[str, str]]:
+    """What the named tables of the file set, as `mcp.files.command` and the value."""
+    return [
+        (f"{family}.{name}.{key}", show_plain(value))
+        for family, tables in tables_as_json(settings).items()
+        for name, table in tables.items()
+        for key, value in table.items()
+    ]
 
 
 def show(declaration: Declaration, value: object) -> str:
     if value is None:
         return "unlimited" if declaration.unlimited else "unset"
+    return show_plain(value)
+
+
+def show_plain(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value) if value else "none"
     return str(value).lower() if isinstance(value, bool) else str(value)

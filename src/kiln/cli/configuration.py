@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from kiln.core.errors import ConfigError
-from kiln.core.settings import SECTIONS, BadValue, Declaration, Settings, declarations, show_value
+from kiln.core.settings import (
+    SECTIONS,
+    TABLES,
+    BadValue,
+    Declaration,
+    Settings,
+    declarations,
+    show_value,
+    table_declarations,
+)
 
 CONFIG_VARIABLE = "KILN_CONFIG"
 DEFAULT_FILE = "kiln.toml"
@@ -31,8 +40,10 @@ def load_settings(
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     origins: dict[str, str] = {}
+    path = find_config_file(config_path, environment)
+    content = {} if path is None else _read_toml(path)
     readers = (
-        ("file", _from_file(find_config_file(config_path, environment))),
+        ("file", _from_file(content, str(path))),
         ("environment", _from_environment(environment)),
         ("flag", _from_flags(flags)),
     )
@@ -41,8 +52,9 @@ def load_settings(
             values[declaration.name] = value
             sources[declaration.name] = source
             origins[declaration.name] = origin
+    tables = {family: _named_tables(family, content.get(family, {}), str(path)) for family in TABLES}
     try:
-        return Settings.build(values, sources)
+        return Settings.build(values, sources, tables)
     except BadValue as error:
         involved = [
             f"{name} is {show_value(values[name])} in {origins[name]}"
@@ -75,27 +87,58 @@ def parse_text(declaration: Declaration, text: str) -> Any:
         return declaration.accept(int(text))
     if kind is float and _DECIMAL.fullmatch(text):
         return declaration.accept(float(text))
+    if kind is tuple:
+        # The empty text is the empty list; an empty entry is a slip and is refused.
+        return declaration.accept([entry.strip() for entry in text.split(",")] if text.strip() else [])
     return declaration.accept(text)
 
 
 Found = Iterator[tuple[Declaration, Any, str]]
 
 
-def _from_file(path: Path | None) -> Found:
-    if path is None:
-        return
-    for section, table in _read_toml(path).items():
+def _from_file(content: Mapping[str, Any], origin: str) -> Found:
+    for section, table in content.items():
+        if section in TABLES:
+            continue
         if section not in SECTIONS:
-            raise ConfigError(_unknown(f"section [{section}]", str(path), section, SECTIONS, "sections"))
+            known = {**SECTIONS, **TABLES}
+            raise ConfigError(_unknown(f"section [{section}]", origin, section, known, "sections"))
         if not isinstance(table, dict):
             raise ConfigError(
-                f"{section} in {path} is {show_value(table)}: it must be a section, [{section}]"
+                f"{section} in {origin} is {show_value(table)}: it must be a section, [{section}]"
             )
         keys = {d.key: d for d in declarations().values() if d.section == section}
         for key, value in table.items():
             if key not in keys:
-                raise ConfigError(_unknown(f"key {section}.{key}", str(path), key, keys, "keys"))
-            yield keys[key], _checked(keys[key], value, keys[key].name, str(path)), str(path)
+                raise ConfigError(_unknown(f"key {section}.{key}", origin, key, keys, "keys"))
+            yield keys[key], _checked(keys[key], value, keys[key].name, origin), origin
+
+
+def _named_tables(family: str, tables: object, origin: str) -> dict[str, Any]:
+    """The tables `[family.<name>]` of the file, each as an instance of its class."""
+    if not isinstance(tables, dict):
+        raise ConfigError(
+            f"{family} in {origin} is {show_value(tables)}: it must hold tables, [{family}.<name>]"
+        )
+    declared = TABLES[family]
+    built = {}
+    for name, table in tables.items():
+        label = f"{family}.{name}"
+        if not isinstance(table, dict):
+            raise ConfigError(f"{label} in {origin} is {show_value(table)}: it must be a table, [{label}]")
+        if not re.fullmatch(declared.name_pattern, name):
+            raise ConfigError(f"the name of [{label}] in {origin} must be {declared.name_words}")
+        keys = table_declarations(family)
+        values = {}
+        for key, value in table.items():
+            if key not in keys:
+                raise ConfigError(_unknown(f"key {label}.{key}", origin, key, keys, "keys"))
+            values[key] = _checked(keys[key], value, f"{label}.{key}", origin)
+        try:
+            built[name] = declared.cls(**values)
+        except BadValue as error:
+            raise ConfigError(f"[{label}] in {origin}: {error}") from None
+    return built
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -126,6 +169,9 @@ def _from_environment(environment: Mapping[str, str]) -> Found:
             yield known[name], value, "the environment"
         elif name.startswith(tuple(f"{head}_" for head in heads)) or name in heads:
             raise ConfigError(_unknown(f"variable {name}", "the environment", name, known, "variables"))
+        elif name.startswith(tuple(f"KILN_{family.upper()}_" for family in TABLES)):
+            tables = f"tables [{name.split('_')[1].lower()}.<name>]"
+            raise ConfigError(f"unknown variable {name} in the environment: {tables} are for the file only")
 
 
 def _from_flags(flags: Mapping[str, object]) -> Found:
@@ -150,7 +196,8 @@ def _checked(
             return parse_text(declaration, value)
         return declaration.accept(value)
     except BadValue as allowed:
-        raise ConfigError(f"{name} in {origin} is {show_value(value)}: it must be {allowed}") from None
+        shown = "not shown" if declaration.secret else show_value(value)
+        raise ConfigError(f"{name} in {origin} is {shown}: it must be {allowed}") from None
 
 
 def _unknown(what: str, origin: str, name: str, known: Mapping[str, object], plural: str) -> str:

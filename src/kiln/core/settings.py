@@ -1,8 +1,15 @@
 """Every setting of the server, declared once.
 
-The four sections below are the single source: the keys of kiln.toml, the names of environment
+The sections below are the single source: the keys of kiln.toml, the names of environment
 variables, the rows of `kiln config` and the tables of docs/configuration.md derive from them.
 This module knows what a valid value is; where values are read from is the command line's affair.
+
+A section has fixed keys. A family of tables with names of the user's choosing, as `[mcp.files]`, is a
+dataclass in TABLES: its fields are declared with `_setting` as those of a section are, its
+`__post_init__` raises BadValue where values do not go together or one is missing, and `Settings` has
+a field of the family's name, a mapping from the free names to instances. Tables come from the file only.
+To add a family: write the dataclass, add it to TABLES with the rule for its names, add the field to
+`Settings`, and a table of its keys to docs/configuration.md. A setting that is `secret` is never shown.
 """
 
 from __future__ import annotations
@@ -10,16 +17,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType, UnionType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
 MAX_INT = 2**63 - 1
 SOURCES = ("default", "file", "environment", "flag")
+TOOL_CATEGORIES = ("pure", "network", "mcp")
 
 
 class BadValue(ValueError):
@@ -35,13 +44,15 @@ def _setting(
     above: float | None = None,
     choices: tuple[str, ...] = (),
     unlimited: bool = False,
+    secret: bool = False,
 ) -> T:
     """Declare one setting: `low` and `high` are inclusive bounds, `above` an exclusive one; of a text,
     `high` bounds the length in characters.
 
-    With `unlimited`, the text `unlimited` stands for None.
+    With `unlimited`, the text `unlimited` stands for None. What is `secret` is never shown.
     """
-    rules = {"low": low, "high": high, "above": above, "choices": choices, "unlimited": unlimited}
+    rules: dict[str, object] = {"low": low, "high": high, "above": above, "choices": choices}
+    rules |= {"unlimited": unlimited, "secret": secret}
     return field(default=default, metadata={"doc": doc, **rules})
 
 
@@ -185,6 +196,77 @@ class SamplingSettings:
     max_tokens: int | None = _setting(None, "Completion tokens of a request at most.", low=0)
 
 
+@dataclass(frozen=True, slots=True)
+class ToolsSettings:
+    """Which tools the server runs for a model, and within which bounds."""
+
+    allow: tuple[str, ...] = _setting(
+        ("category:pure",),
+        "Tools that may run: names with `*` for any characters, or `category:` and a category.",
+    )
+    deny: tuple[str, ...] = _setting((), "Tools that may not run, written as in allow, which it outweighs.")
+    timeout_s: float = _setting(30.0, "Seconds that one tool call may take.", above=0, high=3600)
+    max_output_chars: int = _setting(
+        16_384, "Characters of a tool's output that the model gets to read.", low=64, high=1_048_576
+    )
+    search_provider: str | None = _setting(
+        None, "Where web_search looks things up; unset, there is no such tool.", choices=("searxng", "ddgs")
+    )
+    searxng_url: str | None = _setting(
+        None, "Base URL of the SearXNG instance that web_search asks.", high=2048
+    )
+    search_results: int = _setting(5, "Results of a web search at most.", low=1, high=20)
+    fetch_max_bytes: int = _setting(
+        2_097_152, "Bytes of a page that fetch_page reads at most, unpacked.", low=1024, high=2**30
+    )
+    fetch_max_redirects: int = _setting(5, "Redirects that fetch_page follows at most.", low=0, high=20)
+
+    def __post_init__(self) -> None:
+        for key in ("allow", "deny"):
+            for entry in getattr(self, key):
+                category = entry.removeprefix("category:")
+                if category != entry and category not in TOOL_CATEGORIES:
+                    known = ", ".join(f"category:{name}" for name in TOOL_CATEGORIES)
+                    raise BadValue(f"tools.{key} names {entry}: the categories are {known}")
+        if (self.search_provider == "searxng") != (self.searxng_url is not None):
+            raise BadValue("tools.searxng_url must be set if tools.search_provider is searxng, and only then")
+        if self.searxng_url is not None and not _is_web_address(self.searxng_url):
+            raise BadValue("tools.searxng_url must be a http or https URL")
+
+
+@dataclass(frozen=True, slots=True)
+class McpServerSettings:
+    """One server of the Model Context Protocol: a program to start, or an address to reach."""
+
+    command: str | None = _setting(None, "Program that is started and spoken to over its standard streams.")
+    args: tuple[str, ...] = _setting((), "Arguments of the program.")
+    env: Mapping[str, str] | None = _setting(
+        None, "Environment variables of the program, a table of texts; never shown.", secret=True
+    )
+    cwd: str | None = _setting(None, "Working directory of the program; unset, that of kiln.")
+    url: str | None = _setting(None, "Address of a server that speaks streamable HTTP.", high=2048)
+    headers: Mapping[str, str] | None = _setting(
+        None, "Headers sent to that address, a table of texts; never shown.", secret=True
+    )
+    timeout_s: float = _setting(
+        10.0, "Seconds that the server may take to start and to list its tools.", above=0, high=3600
+    )
+
+    def __post_init__(self) -> None:
+        if (self.command is None) == (self.url is None):
+            raise BadValue("either command or url must be set, and not both")
+        if self.command is None and (self.args or self.env is not None or self.cwd is not None):
+            raise BadValue("args, env and cwd go with command, not with url")
+        if self.url is None and self.headers is not None:
+            raise BadValue("headers goes with url, not with command")
+        if self.url is not None and not _is_web_address(self.url):
+            raise BadValue("url must be a http or https URL")
+
+
+def _is_web_address(text: str) -> bool:
+    return re.fullmatch(r"https?://[^/\s?#]+([/?][^\s#]*)?", text) is not None
+
+
 @dataclass(frozen=True)
 class Settings:
     """All settings, resolved. `sources` says for each key, as `server.port`, which of SOURCES set it."""
@@ -193,6 +275,8 @@ class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    tools: ToolsSettings = field(default_factory=ToolsSettings)
+    mcp: Mapping[str, McpServerSettings] = field(default_factory=lambda: MappingProxyType({}))
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(_default_sources()))
 
     @staticmethod
@@ -200,8 +284,14 @@ class Settings:
         return Settings()
 
     @staticmethod
-    def build(values: Mapping[str, Any], sources: Mapping[str, str]) -> Settings:
+    def build(
+        values: Mapping[str, Any],
+        sources: Mapping[str, str],
+        tables: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Settings:
         """Settings with `values` (checked ones, by key) over the defaults, and where each came from.
+
+        `tables` has the named tables by family and name.
 
         Raises BadValue where values that are fine alone do not go together.
         """
@@ -217,7 +307,9 @@ class Settings:
             model,
             EngineSettings(**parts["engine"]),
             SamplingSettings(**parts["sampling"]),
-            MappingProxyType(_default_sources() | dict(sources)),
+            ToolsSettings(**parts["tools"]),
+            sources=MappingProxyType(_default_sources() | dict(sources)),
+            **{family: MappingProxyType(dict(named)) for family, named in (tables or {}).items()},
         )
 
     def get(self, name: str) -> object:
@@ -233,13 +325,37 @@ SECTIONS: Mapping[str, type] = MappingProxyType(
         "model": ModelSettings,
         "engine": EngineSettings,
         "sampling": SamplingSettings,
+        "tools": ToolsSettings,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableFamily:
+    """Tables `[family.<name>]`: the class of one, and what its name may be, as a pattern and in words."""
+
+    cls: type
+    name_pattern: str
+    name_words: str
+
+
+TABLES: Mapping[str, TableFamily] = MappingProxyType(
+    {
+        "mcp": TableFamily(
+            McpServerSettings,
+            r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,30}[a-zA-Z0-9])?",
+            "at most 32 letters, digits and dashes, with no dash at either end",
+        )
     }
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """One setting as declared above. `kind` is bool, int, float or str; None is allowed if `optional`."""
+    """One setting as declared above. None is allowed if `optional`.
+
+    `kind` is bool, int, float, str, tuple (of texts) or Mapping (of texts, in named tables only).
+    """
 
     section: str
     key: str
@@ -252,6 +368,7 @@ class Declaration:
     above: float | None
     choices: tuple[str, ...]
     unlimited: bool
+    secret: bool
 
     @property
     def name(self) -> str:
@@ -271,6 +388,10 @@ class Declaration:
         if self.kind is str:
             most = "" if self.high is None else f" of at most {self.high:g} characters"
             return f"a text{most}, not empty and without control characters"
+        if self.kind is tuple:
+            return "a list of texts, none empty or with control characters"
+        if self.kind is Mapping:
+            return "a table of texts"
         words = "a whole number" if self.kind is int else "a number"
         if self.low is not None and self.high is not None:
             words += f" from {self.low:g} to {int(self.high) if self.kind is int else self.high}"
@@ -287,9 +408,29 @@ class Declaration:
             return None
         if self.kind is float and type(value) is int and abs(value) <= MAX_INT:
             value = float(value)
+        if self.kind is tuple:
+            return self._accept_texts(value)
+        if self.kind is Mapping:
+            return self._accept_pairs(value)
         if type(value) is not self.kind or not self._in_range(value):
             raise BadValue(self.allowed)
         return value
+
+    def _accept_texts(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list | tuple):
+            raise BadValue(self.allowed)
+        if not all(isinstance(entry, str) and _is_plain(entry, None) for entry in value):
+            raise BadValue(self.allowed)
+        return tuple(value)
+
+    def _accept_pairs(self, value: object) -> Mapping[str, str]:
+        if not isinstance(value, dict):
+            raise BadValue(self.allowed)
+        for name, text in value.items():
+            is_fine = _is_plain(name, None) and isinstance(text, str) and (not text or _is_plain(text, None))
+            if not is_fine:
+                raise BadValue(self.allowed)
+        return MappingProxyType(dict(value))
 
     def _in_range(self, value: Any) -> bool:
         if self.kind is str:
@@ -315,15 +456,25 @@ def _is_plain(text: str, most: float | None) -> bool:
 @cache
 def declarations() -> Mapping[str, Declaration]:
     """Every setting by its key (`server.port`), in the order of declaration."""
-    found = {}
-    for section, cls in SECTIONS.items():
-        hints = get_type_hints(cls)
-        for f in dataclasses.fields(cls):
-            hint = hints[f.name]
-            kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-            declaration = Declaration(section, f.name, kinds[0], type(None) in kinds, f.default, **f.metadata)
-            found[declaration.name] = declaration
+    found = {d.name: d for section, cls in SECTIONS.items() for d in _declared(section, cls)}
     return MappingProxyType(found)
+
+
+@cache
+def table_declarations(family: str) -> Mapping[str, Declaration]:
+    """Every setting of one table of a family, by its bare key (`command`), in the order of declaration."""
+    return MappingProxyType({d.key: d for d in _declared(family, TABLES[family].cls)})
+
+
+def _declared(section: str, cls: Any) -> list[Declaration]:
+    hints = get_type_hints(cls)
+    found = []
+    for f in dataclasses.fields(cls):
+        hint = hints[f.name]
+        kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        kind = get_origin(kinds[0]) or kinds[0]
+        found.append(Declaration(section, f.name, kind, type(None) in kinds, f.default, **f.metadata))
+    return found
 
 
 def _default_sources() -> dict[str, str]:
@@ -334,8 +485,24 @@ def settings_as_json(settings: Settings) -> dict[str, dict[str, dict[str, object
     """`{"server": {"port": {"value": 8420, "source": "default"}, …}, …}`; unset and unlimited are null."""
     shown: dict[str, dict[str, dict[str, object]]] = {section: {} for section in SECTIONS}
     for name, declaration in declarations().items():
-        entry = {"value": settings.get(name), "source": settings.sources[name]}
+        value = settings.get(name)
+        plain = list(value) if isinstance(value, tuple) else value
+        entry = {"value": plain, "source": settings.sources[name]}
         shown[declaration.section][declaration.key] = entry
+    return shown
+
+
+def tables_as_json(settings: Settings) -> dict[str, dict[str, dict[str, object]]]:
+    """`{"mcp": {"files": {"command": "…", "env": "set, not shown", …}}}`: what the file has, by family and
+    name, for those who may read the file. Families without a table are left out."""
+    shown: dict[str, dict[str, dict[str, object]]] = {}
+    for family in TABLES:
+        for name, table in getattr(settings, family).items():
+            shown.setdefault(family, {})[name] = {
+                key: "set, not shown" if d.secret else getattr(table, key)
+                for key, d in table_declarations(family).items()
+                if getattr(table, key) != d.default
+            }
     return shown
 
 

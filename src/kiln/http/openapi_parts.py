@@ -175,11 +175,13 @@ def _settings() -> Json:
 
 def _setting(declared: Declaration) -> Json:
     names: Mapping[type, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
-    kind = names[declared.kind]
+    kind = names.get(declared.kind, "array")
     schema: Json = {"type": [kind, "null"] if declared.optional else kind}
     if declared.kind in (int, float):
         bounds = {"minimum": declared.low, "maximum": declared.high, "exclusiveMinimum": declared.above}
         schema |= {key: value for key, value in bounds.items() if value is not None}
+    if declared.kind is tuple:
+        schema["items"] = {"type": "string"}
     if declared.choices:
         schema["enum"] = list(declared.choices)
     return schema
