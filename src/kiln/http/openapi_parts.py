@@ -183,7 +183,7 @@ def _setting(declared: Declaration) -> Json:
     if declared.kind is tuple:
         schema["items"] = {"type": "string"}
     if declared.choices:
-        schema["enum"] = list(declared.choices)
+        schema["enum"] = [*declared.choices, *([None] if declared.optional else [])]
     return schema
 
 
