@@ -9,6 +9,7 @@ import secrets
 import time
 from dataclasses import dataclass, replace
 
+from kiln.chat.bias import resolve_bias
 from kiln.chat.presets import preset
 from kiln.chat.served import ServedModel
 from kiln.core.budgets import Budget
@@ -199,6 +200,7 @@ def _check_provenance(turn: ChatTurn, max_tokens: int, applied: bool, model: Ser
 
 def _to_requests(prepared: Prepared, model: ServedModel) -> tuple[GenerationRequest, ...]:
     turn, thinking = prepared.turn, None
+    bias = resolve_bias(turn.logit_bias, model.tokenizer)
     if prepared.in_reasoning and model.close is not None:
         # Without an applied budget the gate only watches, so that the thinking can be skipped.
         thinking = ThinkingSpec(
@@ -216,6 +218,7 @@ def _to_requests(prepared: Prepared, model: ServedModel) -> tuple[GenerationRequ
             exact=_is_exact(turn, model),
             cacheable=_is_cacheable(prepared),
             priority=turn.priority,
+            logit_bias=bias,
             top_logprobs=turn.top_logprobs,
             narrated=turn.narrated,
         )

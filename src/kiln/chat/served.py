@@ -9,6 +9,7 @@ from typing import Literal
 from kiln.core.rollout import PolicyIdentity
 from kiln.core.sampling import SamplingOverrides
 from kiln.core.tokens import Tokenizer
+from kiln.engine.grammar import GrammarCompiler
 from kiln.text.reasoning import ReasoningTags, TemplateThinking
 from kiln.text.scanner import ToolMarkers
 from kiln.text.template import ChatTemplate
@@ -23,7 +24,7 @@ class ServedModel:
 
     `hidden_ids` are tokens never shown as text, `longest_piece` is the most bytes that a token has.
     `policy` hashes the weights the first time it is
-    called: call it on a worker thread.
+    called: call it on a worker thread. `grammars` checks constrained requests before they are submitted.
     """
 
     id: str
@@ -45,6 +46,7 @@ class ServedModel:
     thinking_default: bool | None
     policy: Callable[[], PolicyIdentity]
     longest_piece: int
+    grammars: GrammarCompiler
     exact: Literal["auto", "always", "never"] = "auto"
 
     @property

@@ -22,6 +22,7 @@ from kiln.core.errors import ConfigError, ModelLoadError, SetupError
 from kiln.core.sampling import SamplingOverrides, SamplingParams, resolve_sampling
 from kiln.core.settings import Settings
 from kiln.engine.cache import CachingEngine
+from kiln.engine.grammar import GrammarCompiler
 from kiln.engine.loop import BatchingEngine
 from kiln.engine.messages import EngineLimits
 from kiln.engine.ports import Engine, ModelRunner
@@ -87,6 +88,7 @@ def app_over(
         stall_tokens=limits.stall_tokens,
         retain_tokens=limits.retain_tokens,
         max_queue=settings.engine.max_queue,
+        grammars=model.grammars,
         on_stopped=llama.close,
     )
     return _app(settings, llama, model, engine)
@@ -216,6 +218,7 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
             )
         ),
         longest_piece=max(1, *(len(piece) for piece in llama.pieces)),
+        grammars=GrammarCompiler(llama),
         exact=settings.engine.exact,  # type: ignore[arg-type]
     )
 

@@ -9,6 +9,7 @@
     │   ├── ContextExceeded          400 context_length_exceeded
     │   ├── CloseCannotFit           400 thinking_close_cannot_fit
     │   ├── StopOverlapsClose        400 stop_overlaps_thinking_close
+    │   ├── GrammarFailed            400 grammar_failed
     │   ├── ModelNotFound            404 model_not_found
     │   ├── AdapterNotFound          404 adapter_not_found
     │   ├── ExchangeNotFound         404 exchange_not_found
@@ -92,6 +93,11 @@ class CloseCannotFit(RequestError):
 class StopOverlapsClose(RequestError):
     code = "stop_overlaps_thinking_close"
     hint = "Choose a stop string that shares no edge with the closing tag, or lift the thinking budget."
+
+
+class GrammarFailed(RequestError):
+    code = "grammar_failed"
+    hint = "Simplify the schema or the pattern that the answer has to keep to."
 
 
 class ModelNotFound(RequestError):
