@@ -16,9 +16,7 @@ def check_name(name: str, param: str) -> str:
     """The name itself. Raises InvalidField, naming `param`, for one that no adapter can have."""
     problem = _problem(name)
     if problem is not None:
-        raise InvalidField(
-            f"{param}: the adapter name {shorten(name)} {problem}", param=param, hint=_HINT
-        )
+        raise InvalidField(f"{param}: the adapter name {shorten(name)} {problem}", param=param, hint=_HINT)
     return name
 
 

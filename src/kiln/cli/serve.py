@@ -6,7 +6,6 @@ import typer
 from rich.console import Console
 
 from kiln.cli.common import (
-    AdapterDirFlag,
     BudgetMsFlag,
     BudgetTokensFlag,
     ConfigFlag,
@@ -32,7 +31,6 @@ EXAMPLE = '{"messages":[{"role":"user","content":"3+8-2+7=?"}],"thinking_budget_
 def serve(
     ctx: typer.Context,
     model: ModelFlag = None,
-    adapter_dir: AdapterDirFlag = None,
     host: HostFlag = None,
     port: PortFlag = None,
     threads: ThreadsFlag = None,
