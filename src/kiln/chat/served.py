@@ -11,8 +11,8 @@ from kiln.core.sampling import SamplingOverrides
 from kiln.core.tokens import Tokenizer
 from kiln.engine.grammar import GrammarCompiler
 from kiln.text.reasoning import ReasoningTags, TemplateThinking
-from kiln.text.scanner import ToolMarkers
 from kiln.text.template import ChatTemplate
+from kiln.text.tool_calls import ToolFormat
 from kiln.thinking.gate import CloseSequence
 
 DEFAULT_MAX_TOKENS = 2048
@@ -37,7 +37,7 @@ class ServedModel:
     close: CloseSequence | None
     template_thinking: TemplateThinking
     seeds_open_tag: bool
-    tool_markers: ToolMarkers | None
+    tool_format: ToolFormat | None
     hidden_ids: frozenset[int]
     sampling_defaults: SamplingOverrides
     max_tokens_default: int

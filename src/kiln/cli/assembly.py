@@ -32,7 +32,7 @@ from kiln.http.metrics import Metrics
 from kiln.http.state import ServerState
 from kiln.text.reasoning import ReasoningTags, find_tags, probe_template
 from kiln.text.template import ChatTemplate
-from kiln.text.tool_calls import find_tool_markers
+from kiln.text.tool_calls import find_tool_format
 from kiln.thinking.gate import CloseSequence
 
 if TYPE_CHECKING:
@@ -167,8 +167,9 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
     source = _template_source(settings, llama)
     identity = ModelIdentity(llama, source)
     tags = _tags(settings, source)
-    markers = find_tool_markers(source)
-    extra = [text for pair in (tags, markers) if pair is not None for text in (pair.open, pair.close)]
+    tool_format = find_tool_format(source)
+    markers = None if tool_format is None else tool_format.markers
+    extra = [text for pair in (tags, markers) if pair is not None for text in (pair.open, pair.close) if text]
     template = ChatTemplate(
         source,
         bos_text=llama.bos_text,
@@ -189,7 +190,7 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
     )
-    shown = {text.encode() for text in extra}
+    shown = {text.encode() for text in (*extra, *(tool_format.texts if tool_format is not None else ()))}
     served_id = settings.server.served_model_id or (
         BUNDLED if settings.model.path is None else llama.path.stem
     )
@@ -204,7 +205,7 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
         close=None if tags is None else CloseSequence.of(llama.encode(tags.close), tags.close.encode()),
         template_thinking=probed,
         seeds_open_tag=seeding == "always" or (seeding == "auto" and probed.leaves_open_to_model),
-        tool_markers=markers,
+        tool_format=tool_format,
         # Control tokens are never text, unless the scanner needs to see them.
         hidden_ids=frozenset(t for t in llama.control_ids if not _is_part_of_any(llama.pieces[t], shown)),
         sampling_defaults=merge_sampling(configured, llama.sampling_defaults),
