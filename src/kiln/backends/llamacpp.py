@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import re
 import threading
 from collections.abc import Sequence
 from functools import cached_property
@@ -143,6 +144,30 @@ class LlamaModel:
     def train_context(self) -> int:
         """Tokens of context the model was trained for. From the file: a vocabulary alone does not load it."""
         return int(self.metadata.get(f"{self.metadata.get('general.architecture')}.context_length", 0))
+
+    @property
+    def file_size(self) -> int:
+        """Bytes of the model's file, or of all its files."""
+        part = re.fullmatch(r"(.+)-\d{5}-of-(\d{5})\.gguf", self.path.name)
+        if part is None:
+            return self.path.stat().st_size
+        return sum(p.stat().st_size for p in self.path.parent.glob(f"{part[1]}-?????-of-{part[2]}.gguf"))
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of the F16 keys and values of one token, from the file's own numbers."""
+        arch = self.metadata.get("general.architecture")
+
+        def number(key: str, default: int = 0) -> int:
+            text = self.metadata.get(f"{arch}.{key}", "")
+            # Models whose layers differ list one value a layer.
+            values = [int(word) for word in re.findall(r"\d+", text)]
+            return max(values) if values else default
+
+        heads = number("attention.head_count", 1)
+        size = number("embedding_length") // max(1, heads)
+        keys, values = number("attention.key_length", size), number("attention.value_length", size)
+        return 2 * number("block_count") * number("attention.head_count_kv", heads) * (keys + values)
 
     @property
     def name(self) -> str:

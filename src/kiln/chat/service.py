@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from kiln.chat.assemble import ChoiceAssembler, RawEvent, UnreadCall
+from kiln.chat.assemble import ChoiceAssembler
 from kiln.chat.latency import LatencyLedger
 from kiln.chat.observe import ChoiceReport, Observer
 from kiln.chat.prepare import Prepared, budget_of, prepare
@@ -163,28 +163,21 @@ class Exchange:
         if not self._generations:
             now = time.monotonic()
             end = GenerationEnd(FinishReason.LENGTH, None, Timings(now, ended=now))
-            yield await self._finish(index, end, streamed=streamed)
+            yield self._finish(index, end, streamed=streamed)
             return
         generation = self._generations[index]
         async for delivery in generation:
             if assembler.stopped and delivery.end is None:
                 continue
-            events = await self._read(index, assembler.feed(delivery))
+            events = assembler.feed(delivery)
             if assembler.stopped and delivery.end is None:
                 generation.stop()
             if delivery.end is not None:
-                events.extend(await self._finish(index, delivery.end, streamed=streamed))
+                events.extend(self._finish(index, delivery.end, streamed=streamed))
             if events:
                 yield events
 
-    async def _read(self, index: int, events: list[RawEvent]) -> list[ExchangeEvent]:
-        """The events with their tool calls parsed and checked, off the event loop where there are some."""
-        read_calls = self._assemblers[index].read_calls
-        if any(isinstance(event, UnreadCall) for event in events):
-            return await asyncio.to_thread(read_calls, events)
-        return read_calls(events)
-
-    async def _finish(self, index: int, end: GenerationEnd, *, streamed: bool) -> list[ExchangeEvent]:
+    def _finish(self, index: int, end: GenerationEnd, *, streamed: bool) -> list[ExchangeEvent]:
         assembler = self._assemblers[index]
         cut = end.reason in (FinishReason.ERROR, FinishReason.CANCELLED) and not assembler.stopped
         if cut:
@@ -194,9 +187,9 @@ class Exchange:
                 ChoiceReport(index, "error", error.code, end.outcome, 0, end.cached_tokens, None),
             )
             raise error
-        events = await self._read(index, assembler.flush(end))
-        last = assembler.end(end, streamed=streamed)
-        events.append(last)
+        events = assembler.finish(end, streamed=streamed)
+        last = events[-1]
+        assert isinstance(last, ChoiceEnd)
         self._account(
             index,
             ChoiceReport(
@@ -237,10 +230,16 @@ class ChatService:
         self._hurried = False
         self._pool = _start_pool()
         self._preparing = 0
+        self._scoring = 0
 
     @property
     def is_draining(self) -> bool:
         return self._draining
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no exchange, scoring or preparation is under way."""
+        return not self._exchanges and not self._scoring and self._preparing == 0
 
     async def in_worker(self, function: Callable[[], T]) -> T:
         """Run computing work off the event loop. Raises QueueFull when too much of it waits."""
@@ -293,6 +292,7 @@ class ChatService:
         if self._draining:
             raise ShuttingDown("the server is shutting down")
         generation = self.engine.submit(request)
+        self._scoring += 1
         positions: list[PositionScore] = []
         timer = self._limit(generation.cancel, entered)
         try:
@@ -304,6 +304,7 @@ class ChatService:
             if timer is not None:
                 timer.cancel()
             generation.cancel()
+            self._scoring -= 1
         return tuple(positions)
 
     def find(self, exchange_id: str) -> Exchange | None:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
-from kiln import __version__
-from kiln.chat.observe import Observers
+from kiln.chat.catalog import LoadedModel, LoadProgress, ModelCatalog, ModelPlan, Narrate
+from kiln.chat.observe import Observer, Observers
 from kiln.chat.served import DEFAULT_MAX_TOKENS, ServedModel
 from kiln.chat.service import ChatService
 from kiln.chat.stats import Statistics
-from kiln.core.errors import ConfigError, ModelLoadError, SetupError
-from kiln.core.sampling import SamplingOverrides, SamplingParams, resolve_sampling
+from kiln.cli.facts import facts
+from kiln.core.errors import ConfigError, DownloadError, ModelLoadError, SetupError
+from kiln.core.sampling import SamplingOverrides
 from kiln.core.settings import Settings
 from kiln.engine.cache import CachingEngine
-from kiln.engine.grammar import GrammarCompiler
 from kiln.engine.loop import BatchingEngine
 from kiln.engine.messages import EngineLimits
 from kiln.engine.ports import Engine, ModelRunner
@@ -32,7 +36,7 @@ from kiln.http.metrics import Metrics
 from kiln.http.state import ServerState
 from kiln.text.reasoning import ReasoningTags, find_tags, probe_template
 from kiln.text.template import ChatTemplate
-from kiln.text.tool_calls import find_tool_format
+from kiln.text.tool_calls import find_tool_markers
 from kiln.thinking.gate import CloseSequence
 
 if TYPE_CHECKING:
@@ -47,15 +51,86 @@ MAX_SEQUENCES = 254
 def create_app(settings: Settings) -> Starlette:
     """The application over the configured model. Raises SetupError where the model cannot be loaded.
 
-    The lifespan starts and stops the engine: in a process of its own, where this one only loads the
-    vocabulary, or inline on a thread, over weights that are loaded here.
+    The lifespan starts and stops the engines: in processes of their own, where this one only loads the
+    vocabularies, or inline on threads, over weights that are loaded here.
     """
+    return _app(_assemble(settings))
+
+
+def app_over(
+    settings: Settings, llama: LlamaModel, model: ServedModel, make_runner: Callable[[], ModelRunner]
+) -> Starlette:
+    """The application with an inline engine over a loaded model (tests script the runner)."""
+    return _app(_with_cache(settings, llama, model, _inline_engine(settings, llama, model, make_runner)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Assembled:
+    """A model with its engine, which has not been started. Its vocabulary is loaded."""
+
+    settings: Settings
+    llama: LlamaModel
+    model: ServedModel
+    engine: Engine
+    cache: CachingEngine | None
+
+    @property
+    def size(self) -> int:
+        """Bytes that weights and KV cache take."""
+        cells = _kv_cells(self.settings, self.model.context_length)
+        return self.llama.file_size + cells * self.llama.kv_bytes_per_token
+
+    async def start(self, observer: Observer) -> LoadedModel:
+        """Start the engine. Raises the SetupError that it failed with, having freed everything."""
+        try:
+            await self.engine.start()
+        except BaseException:
+            await self.discard()
+            raise
+        service = ChatService(
+            self.model,
+            self.engine,
+            observer,
+            request_timeout_s=self.settings.engine.request_timeout_s,
+        )
+        found = facts(
+            self.settings,
+            self.model,
+            self.llama,
+            kv_cells=_kv_cells(self.settings, self.model.context_length),
+            threads=_threads(self.settings),
+        )
+        found["engine"] = {**found["engine"], **self.engine.facts}
+        return LoadedModel(service, found, self.size)
+
+    async def discard(self) -> None:
+        await asyncio.to_thread(self.llama.close)
+
+
+def _assemble(settings: Settings) -> _Assembled:
+    """Load a model's vocabulary, or all of it for an inline engine, and put its engine together."""
     inline = settings.engine.mode == "inline"
     llama = load_model(settings, vocabulary_only=not inline)
-    model = describe_model(settings, llama)
-    if inline:
-        return app_over(settings, llama, model, lambda: _make_runner(settings, llama, model))
-    engine = ProcessEngine(
+    try:
+        model = describe_model(settings, llama)
+        if inline:
+            engine = _inline_engine(settings, llama, model, lambda: _make_runner(settings, llama, model))
+        else:
+            engine = _process_engine(settings, llama, model)
+    except BaseException:
+        llama.close()
+        raise
+    return _with_cache(settings, llama, model, engine)
+
+
+def _with_cache(settings: Settings, llama: LlamaModel, model: ServedModel, engine: Engine) -> _Assembled:
+    entries = settings.engine.completion_cache
+    cache = CachingEngine(engine, entries) if entries > 0 else None
+    return _Assembled(settings, llama, model, engine if cache is None else cache, cache)
+
+
+def _process_engine(settings: Settings, llama: LlamaModel, model: ServedModel) -> Engine:
+    return ProcessEngine(
         # -P: modules are not looked for in the working directory.
         [sys.executable, "-P", "-m", "kiln.backends.engine_host"],
         RunnerPlan(
@@ -71,15 +146,13 @@ def create_app(settings: Settings) -> Starlette:
         environment=_child_environment(settings),
         on_stopped=llama.close,
     )
-    return _app(settings, llama, model, engine)
 
 
-def app_over(
+def _inline_engine(
     settings: Settings, llama: LlamaModel, model: ServedModel, make_runner: Callable[[], ModelRunner]
-) -> Starlette:
-    """The application with an inline engine over a loaded model (tests script the runner)."""
+) -> Engine:
     limits = _engine_limits(settings)
-    engine = BatchingEngine(
+    return BatchingEngine(
         make_runner,
         pieces=llama.pieces,
         context_length=model.context_length,
@@ -88,37 +161,88 @@ def app_over(
         stall_tokens=limits.stall_tokens,
         retain_tokens=limits.retain_tokens,
         max_queue=settings.engine.max_queue,
-        grammars=model.grammars,
         on_stopped=llama.close,
     )
-    return _app(settings, llama, model, engine)
 
 
-def _app(settings: Settings, llama: LlamaModel, model: ServedModel, engine: Engine) -> Starlette:
-    cache = None
-    if settings.engine.completion_cache > 0:
-        engine = cache = CachingEngine(engine, settings.engine.completion_cache)
+def _app(default: _Assembled) -> Starlette:
+    settings = default.settings
 
     async def start() -> ServerState:
+        statistics = Statistics()
+        # The catalog is made below: the metrics ask it only when they are rendered.
+        metrics = Metrics(lambda: catalog.stats(), default.cache.counts if default.cache is not None else {})
+        observer = Observers([metrics, statistics])
         try:
-            await engine.start()
+            loaded = await default.start(observer)
         except SetupError as error:
             app.state.failure = error
             raise
-        metrics = Metrics(engine.stats, cache.counts if cache is not None else {})
-        statistics = Statistics()
-        service = ChatService(
-            model,
-            engine,
-            Observers([metrics, statistics]),
-            request_timeout_s=settings.engine.request_timeout_s,
+        sources = {name: _Source(settings, name, observer) for name in settings.models}
+        limit = settings.model.memory_limit_mb
+        catalog = ModelCatalog(
+            default.model.id,
+            loaded,
+            sources,
+            memory_limit=None if limit is None else limit * 1_000_000,
         )
-        facts = _facts(settings, llama, model)
-        facts["engine"] = {**facts["engine"], **engine.facts}
-        return ServerState(settings, service, metrics, statistics, facts)
+        return ServerState(settings, catalog, metrics, statistics)
 
     app = build_app(start)
     return app
+
+
+class _Source:
+    """A model of the catalog, `[models.<name>]`. Implements `ModelSource`."""
+
+    def __init__(self, settings: Settings, name: str, observer: Observer) -> None:
+        self._settings = settings.for_model(name)
+        self._observer = observer
+
+    async def fetch(self, narrate: Narrate) -> ModelPlan:
+        """Download the file unless it is here, and load the vocabulary."""
+        loop = asyncio.get_running_loop()
+        left = threading.Event()
+
+        def report(name: str, done: int, total: int | None) -> None:
+            if left.is_set():
+                raise DownloadError("nobody waits for this download any more")
+            loop.call_soon_threadsafe(narrate, LoadProgress("downloading", done, total))
+
+        def find_and_assemble() -> _Assembled:
+            from kiln.backends.hub import resolve_model
+
+            reference = self._settings.model.path
+            assert reference is not None
+            path = resolve_model(reference, progress=report)
+            model = replace(self._settings.model, path=str(path))
+            return _assemble(replace(self._settings, model=model))
+
+        work = asyncio.ensure_future(asyncio.to_thread(find_and_assemble))
+        try:
+            assembled = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            # The thread ends at the download's next report, or has a vocabulary to give back.
+            left.set()
+            with contextlib.suppress(SetupError):
+                await (await work).discard()
+            raise
+        return _Plan(assembled, self._observer)
+
+
+class _Plan:
+    """An assembled model of the catalog. Implements `ModelPlan`."""
+
+    def __init__(self, assembled: _Assembled, observer: Observer) -> None:
+        self.size = assembled.size
+        self._assembled = assembled
+        self._observer = observer
+
+    async def start(self) -> LoadedModel:
+        return await self._assembled.start(self._observer)
+
+    async def discard(self) -> None:
+        await self._assembled.discard()
 
 
 def _make_runner(settings: Settings, llama: LlamaModel, model: ServedModel) -> ModelRunner:
@@ -167,9 +291,8 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
     source = _template_source(settings, llama)
     identity = ModelIdentity(llama, source)
     tags = _tags(settings, source)
-    tool_format = find_tool_format(source)
-    markers = None if tool_format is None else tool_format.markers
-    extra = [text for pair in (tags, markers) if pair is not None for text in (pair.open, pair.close) if text]
+    markers = find_tool_markers(source)
+    extra = [text for pair in (tags, markers) if pair is not None for text in (pair.open, pair.close)]
     template = ChatTemplate(
         source,
         bos_text=llama.bos_text,
@@ -190,7 +313,7 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
     )
-    shown = {text.encode() for text in (*extra, *(tool_format.texts if tool_format is not None else ()))}
+    shown = {text.encode() for text in extra}
     served_id = settings.server.served_model_id or (
         BUNDLED if settings.model.path is None else llama.path.stem
     )
@@ -205,7 +328,7 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
         close=None if tags is None else CloseSequence.of(llama.encode(tags.close), tags.close.encode()),
         template_thinking=probed,
         seeds_open_tag=seeding == "always" or (seeding == "auto" and probed.leaves_open_to_model),
-        tool_format=tool_format,
+        tool_markers=markers,
         # Control tokens are never text, unless the scanner needs to see them.
         hidden_ids=frozenset(t for t in llama.control_ids if not _is_part_of_any(llama.pieces[t], shown)),
         sampling_defaults=merge_sampling(configured, llama.sampling_defaults),
@@ -219,7 +342,6 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
             )
         ),
         longest_piece=max(1, *(len(piece) for piece in llama.pieces)),
-        grammars=GrammarCompiler(llama),
         exact=settings.engine.exact,  # type: ignore[arg-type]
     )
 
@@ -284,49 +406,3 @@ def _threads(settings: Settings) -> int:
     if settings.engine.threads is not None:
         return settings.engine.threads
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _facts(settings: Settings, llama: LlamaModel, model: ServedModel) -> dict[str, Any]:
-    """The resolved part of `/v1/config`."""
-    sampling = resolve_sampling(model.sampling_defaults)
-    return {
-        "version": __version__,
-        "model": {
-            "id": model.id,
-            "name": llama.name,
-            "vocabulary": llama.n_vocab,
-            "trained_context": llama.train_context,
-        },
-        "engine": {
-            "context_length": model.context_length,
-            "kv_cells": _kv_cells(settings, model.context_length),
-            "parallel": settings.engine.parallel,
-            "threads": _threads(settings),
-        },
-        "thinking": {
-            "open_tag": model.tags.open if model.tags else None,
-            "close_tag": model.tags.close if model.tags else None,
-            "close_token_ids": list(model.close.ids) if model.close else None,
-            "default_enabled": model.thinks_by_default,
-            "template_can_toggle": model.template_thinking.can_toggle,
-            "seeds_open_tag": model.seeds_open_tag,
-            "default_budget_tokens": model.budget_tokens_default,
-            "default_budget_ms": model.budget_ms_default,
-        },
-        "sampling": {
-            **{name: getattr(sampling, name) for name in SamplingParams.__slots__},
-            "max_tokens": model.max_tokens_default,
-            "sources": _sampling_sources(settings, llama),
-        },
-    }
-
-
-def _sampling_sources(settings: Settings, llama: LlamaModel) -> dict[str, str]:
-    carried = llama.sampling_defaults
-    sources = {}
-    for name in SamplingParams.__slots__:
-        if getattr(settings.sampling, name) is not None:
-            sources[name] = settings.sources.get(f"sampling.{name}", "default")
-        else:
-            sources[name] = "model" if getattr(carried, name) is not None else "default"
-    return sources

@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
-from kiln.chat.service import ChatService
+from kiln.chat.catalog import ModelCatalog
 from kiln.cli.assembly import create_app
 from kiln.core.errors import ConfigError, ModelLoadError, SetupError
 from kiln.core.settings import Settings
@@ -77,8 +77,8 @@ class _Server(uvicorn.Server):
             self._on_ready(self._url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        service: ChatService = self._app.state.kiln.service
-        drain = asyncio.ensure_future(service.drain(self._settings.server.shutdown_grace_s))
+        catalog: ModelCatalog = self._app.state.kiln.catalog
+        drain = asyncio.ensure_future(catalog.drain(self._settings.server.shutdown_grace_s))
         await super().shutdown(sockets=sockets)
         await drain
 
@@ -88,7 +88,7 @@ class _Server(uvicorn.Server):
             raise KeyboardInterrupt
         if self.should_exit:
             # A second signal cuts what still runs, with the error event that the end of the grace gives.
-            self._app.state.kiln.service.hurry()
+            self._app.state.kiln.catalog.hurry()
         self.should_exit = True
 
 

@@ -117,6 +117,13 @@ class ModelSettings:
     chat_template_file: str | None = _setting(
         None, "File with a Jinja chat template to use instead of the model's own."
     )
+    memory_limit_mb: int | None = _setting(
+        None,
+        "Megabytes that all loaded models may take, weights and KV caches; unset, no bound."
+        " The model idle longest makes room.",
+        low=1,
+        high=2**31 - 1,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +270,47 @@ class McpServerSettings:
             raise BadValue("url must be a http or https URL")
 
 
+@dataclass(frozen=True, slots=True)
+class CatalogModelSettings:
+    """A model that is loaded when a request names it. What is unset is as for the default model."""
+
+    path: str | None = _setting(None, "A .gguf file, or a hub reference `owner/name[:quant-or-file]`.")
+    ctx_size: int | None = _setting(
+        None, "Tokens of context that one request may use; unset, the model's own.", low=16, high=2**31 - 1
+    )
+    kv_size: int | None = _setting(
+        None, "Tokens that its KV cache holds; unset, derived.", low=16, high=2**31 - 1
+    )
+    parallel: int | None = _setting(None, "Sequences decoded together at most.", low=1, high=128)
+    reasoning_open: str | None = _setting(None, "Tag that opens reasoning. Goes with reasoning_close.")
+    reasoning_close: str | None = _setting(None, "Tag that closes reasoning. Goes with reasoning_open.")
+    chat_template_file: str | None = _setting(
+        None, "File with a Jinja chat template to use instead of the model's own."
+    )
+    temperature: float | None = _setting(None, "Sampling temperature; 0 always takes the best.", low=0)
+    top_p: float | None = _setting(None, "Smallest set of tokens with this probability mass.", low=0, high=1)
+    top_k: int | None = _setting(None, "Number of best tokens kept; 0 keeps all.", low=0)
+    min_p: float | None = _setting(
+        None, "Least probability kept, as a share of the best token's.", low=0, high=1
+    )
+    presence_penalty: float | None = _setting(
+        None, "Taken off the logits of tokens generated before.", low=-2, high=2
+    )
+    frequency_penalty: float | None = _setting(
+        None, "Taken off the logits of generated tokens, once for each occurrence.", low=-2, high=2
+    )
+    repetition_penalty: float | None = _setting(
+        None, "Divides the positive logits of tokens seen in prompt or completion; 1 is off.", above=0
+    )
+    max_tokens: int | None = _setting(None, "Completion tokens of a request at most.", low=0)
+
+    def __post_init__(self) -> None:
+        if self.path is None:
+            raise BadValue("path must be set")
+        if (self.reasoning_open is None) != (self.reasoning_close is None):
+            raise BadValue("reasoning_open and reasoning_close must be set both or neither")
+
+
 def _is_web_address(text: str) -> bool:
     return re.fullmatch(r"https?://[^/\s?#]+([/?][^\s#]*)?", text) is not None
 
@@ -277,6 +325,7 @@ class Settings:
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     tools: ToolsSettings = field(default_factory=ToolsSettings)
     mcp: Mapping[str, McpServerSettings] = field(default_factory=lambda: MappingProxyType({}))
+    models: Mapping[str, CatalogModelSettings] = field(default_factory=lambda: MappingProxyType({}))
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(_default_sources()))
 
     @staticmethod
@@ -312,6 +361,25 @@ class Settings:
             **{family: MappingProxyType(dict(named)) for family, named in (tables or {}).items()},
         )
 
+    def for_model(self, name: str) -> Settings:
+        """The settings that a model of the catalog, `[models.<name>]`, is served with."""
+        table = self.models[name]
+        model = ModelSettings(
+            path=table.path,
+            reasoning_open=table.reasoning_open,
+            reasoning_close=table.reasoning_close,
+            seed_open_tag=self.model.seed_open_tag,
+            chat_template_file=table.chat_template_file,
+        )
+        parallel = self.engine.parallel if table.parallel is None else table.parallel
+        engine = dataclasses.replace(
+            self.engine, ctx_size=table.ctx_size, kv_size=table.kv_size, parallel=parallel
+        )
+        # What the table leaves open is the model's own affair, not that of the default model.
+        sampling = SamplingSettings(**{key: getattr(table, key) for key in SamplingSettings.__slots__})
+        server = dataclasses.replace(self.server, served_model_id=name)
+        return dataclasses.replace(self, server=server, model=model, engine=engine, sampling=sampling)
+
     def get(self, name: str) -> object:
         """The value of a key such as `server.port`."""
         section, key = name.split(".")
@@ -345,7 +413,12 @@ TABLES: Mapping[str, TableFamily] = MappingProxyType(
             McpServerSettings,
             r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,30}[a-zA-Z0-9])?",
             "at most 32 letters, digits and dashes, with no dash at either end",
-        )
+        ),
+        "models": TableFamily(
+            CatalogModelSettings,
+            r"[a-zA-Z0-9][a-zA-Z0-9._:/-]{0,255}",
+            "letters, digits and . _ : / - (in quotes where TOML asks for them), a letter or digit first",
+        ),
     }
 )
 

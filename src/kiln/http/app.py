@@ -28,6 +28,7 @@ ROUTES = [
     Route("/contracts/{name}", openapi.contract_route, methods=["GET"]),
     Route("/openapi.json", openapi.openapi_route, methods=["GET"]),
     Route("/docs", openapi.docs_page, methods=["GET"]),
+    Route("/lmkit/v1/models", routes_meta.native_models, methods=["GET"]),
     Route("/lmkit/v1/chat/skip-thinking", routes_meta.skip_thinking, methods=["POST"]),
 ]
 
@@ -42,8 +43,8 @@ def build_app(start: Callable[[], Awaitable[ServerState]]) -> Starlette:
         try:
             yield
         finally:
-            await state.service.drain(state.settings.server.shutdown_grace_s)
-            await state.service.close()
+            await state.catalog.drain(state.settings.server.shutdown_grace_s)
+            await state.catalog.close()
 
     return Starlette(
         routes=ROUTES,

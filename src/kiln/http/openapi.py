@@ -158,6 +158,15 @@ def _paths() -> Json:
             "get": _gets("getOpenapi", "This document", "OpenapiDocument", "The document.", tag="server")
         },
         "/docs": {"get": _docs()},
+        "/lmkit/v1/models": {
+            "get": _gets(
+                "listCatalog",
+                "List the models of the catalog",
+                "Catalog",
+                "The default model first; one that is not loaded is loaded when a request names it.",
+                tag="exchange",
+            )
+        },
         "/lmkit/v1/chat/skip-thinking": {"post": _skip()},
     }
 

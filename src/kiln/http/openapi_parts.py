@@ -111,12 +111,20 @@ def _own_schemas() -> Json:
         }
     )
     models = _object({"object": {"const": "list"}, "data": {"type": "array", "items": ref("Model")}})
+    catalog_model = _object(
+        {
+            "id": {"type": "string"},
+            "state": {"enum": ["loaded", "loading", "available"]},
+            "default": {"type": "boolean"},
+        }
+    )
     resolved = {"type": "object", "description": "What the settings came to for the served model."}
     any_object = {"type": "object"}
     return {
         "RecentRequests": _object({"requests": {"type": "array", "items": _recent_request()}}),
         "DecodeStatistics": _decode_statistics(),
         "Accepted": _object({"status": {"const": "accepted"}}),
+        "Catalog": _object({"models": {"type": "array", "items": catalog_model}}),
         "Configuration": _object({"settings": _settings(), "resolved": resolved}),
         "ContractDocument": {**any_object, "description": "A JSON Schema, or conformance vectors."},
         "Health": _object({"status": {"enum": ["ok", "draining", "engine_failed"]}}),

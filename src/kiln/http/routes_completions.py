@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from kiln.chat.prepare import Prepared
 from kiln.chat.scoring import prepare_scoring
-from kiln.chat.service import Exchange
+from kiln.chat.service import ChatService, Exchange
 from kiln.core.completion import ChoiceEnd
 from kiln.core.errors import RequestError
 from kiln.core.scoring import ScoredPrompt
@@ -20,9 +20,11 @@ from kiln.dialects.batch import decode_batch, to_batch_response, to_turns
 from kiln.dialects.rollouts import fingerprint
 from kiln.dialects.scoring import decode_scoring, to_scoring_response
 from kiln.engine.ports import GenerationRequest
+from kiln.http.admission import admitted
 from kiln.http.body import read_json_body
 from kiln.http.sse import unless_disconnected
 from kiln.http.state import ServerState
+from kiln.wire.completions import BatchCompletionRequest, TextCompletionRequest
 
 
 async def batch_completions(request: Request) -> Response:
@@ -30,13 +32,12 @@ async def batch_completions(request: Request) -> Response:
     entered = time.monotonic()
     body = await read_json_body(request, state.settings.server.max_body_bytes)
 
-    def prepare() -> list[Prepared]:
-        turns = to_turns(decode_batch(body))
-        return [_prepare_prompt(state, turn, index) for index, turn in enumerate(turns)]
+    def prepare(wire: BatchCompletionRequest, service: ChatService) -> list[Prepared]:
+        return [_prepare_prompt(service, turn, index) for index, turn in enumerate(to_turns(wire))]
 
-    prepared = await unless_disconnected(request.receive, state.service.in_worker(prepare))
-    state.service.engine.ensure_room(sum(len(p.requests) for p in prepared))
-    exchanges = [state.service.start(p, entered=entered) for p in prepared]
+    async with admitted(state, request, lambda: decode_batch(body), prepare) as (service, prepared):
+        service.engine.ensure_room(sum(len(p.requests) for p in prepared))
+        exchanges = [service.start(p, entered=entered) for p in prepared]
     try:
         choices = await unless_disconnected(request.receive, _collect_all(exchanges))
     except ClientDisconnect:
@@ -47,16 +48,16 @@ async def batch_completions(request: Request) -> Response:
     response = to_batch_response(
         choices,
         [len(p.prompt_ids) for p in prepared],
-        state.service.model.id,
+        service.model.id,
         prepared[0].budget,
     )
     return Response(msgspec.json.encode(response), media_type="application/json")
 
 
-def _prepare_prompt(state: ServerState, turn: ChatTurn, index: int) -> Prepared:
+def _prepare_prompt(service: ChatService, turn: ChatTurn, index: int) -> Prepared:
     """Prepare one prompt; a refusal that speaks of `messages` names the prompt instead."""
     try:
-        return state.service.prepare(turn)
+        return service.prepare(turn)
     except RequestError as error:
         if error.param is not None and error.param.startswith("messages"):
             error.param = f"prompts[{index}]{error.param.removeprefix('messages')}"
@@ -69,12 +70,11 @@ async def _collect_all(exchanges: list[Exchange]) -> list[list[ChoiceEnd | None]
 
 async def score_prompt(request: Request) -> Response:
     state: ServerState = request.app.state.kiln
-    model = state.service.model
     entered = time.monotonic()
     body = await read_json_body(request, state.settings.server.max_body_bytes)
 
-    def prepare() -> tuple[GenerationRequest, str]:
-        wire = decode_scoring(body)
+    def prepare(wire: TextCompletionRequest, service: ChatService) -> tuple[GenerationRequest, str]:
+        model = service.model
         scoring = prepare_scoring(
             wire.prompt,
             wire.prompt_logprobs,
@@ -84,13 +84,15 @@ async def score_prompt(request: Request) -> Response:
         )
         return scoring, fingerprint(model.policy())
 
-    scoring, address = await unless_disconnected(request.receive, state.service.in_worker(prepare))
-    try:
-        positions = await unless_disconnected(request.receive, state.service.score(scoring, entered=entered))
-    except ClientDisconnect:
-        return Response(status_code=499)
-    scored = ScoredPrompt(model.id, address, tuple(scoring.prompt_ids), positions)
-    content = await state.service.in_worker(
-        lambda: msgspec.json.encode(to_scoring_response(scored, model.tokenizer.pieces))
-    )
+    async with admitted(state, request, lambda: decode_scoring(body), prepare) as (service, made):
+        scoring, address = made
+        try:
+            positions = await unless_disconnected(request.receive, service.score(scoring, entered=entered))
+        except ClientDisconnect:
+            return Response(status_code=499)
+        model = service.model
+        scored = ScoredPrompt(model.id, address, tuple(scoring.prompt_ids), positions)
+        content = await service.in_worker(
+            lambda: msgspec.json.encode(to_scoring_response(scored, model.tokenizer.pieces))
+        )
     return Response(content, media_type="application/json")

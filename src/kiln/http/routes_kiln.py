@@ -11,14 +11,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from kiln.chat.prepare import Prepared
-from kiln.chat.service import Exchange
+from kiln.chat.service import ChatService, Exchange
 from kiln.core.completion import ExchangeEvent
 from kiln.core.errors import InternalError, KilnError
 from kiln.dialects.kiln import ChunkEncoder, ReplyOptions, decode_chat, to_response, to_turn
+from kiln.http.admission import admitted
 from kiln.http.body import read_json_body
 from kiln.http.problems import error_body
 from kiln.http.sse import EventStream, unless_disconnected
 from kiln.http.state import ServerState
+from kiln.wire.kiln import ChatCompletionRequest
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +30,13 @@ async def chat_completions(request: Request) -> Response:
     entered = time.monotonic()
     body = await read_json_body(request, state.settings.server.max_body_bytes)
 
-    def prepare() -> tuple[Prepared, ReplyOptions]:
-        wire = decode_chat(body)
-        options = state.reply_options(wire)
-        return state.service.prepare(to_turn(wire, performance=options.performance)), options
+    def prepare(wire: ChatCompletionRequest, service: ChatService) -> tuple[Prepared, ReplyOptions]:
+        options = state.reply_options(wire, service)
+        return service.prepare(to_turn(wire, performance=options.performance)), options
 
-    prepared, options = await unless_disconnected(request.receive, state.service.in_worker(prepare))
-    exchange = state.service.start(prepared, entered=entered)
+    async with admitted(state, request, lambda: decode_chat(body), prepare) as (service, made):
+        prepared, options = made
+        exchange = service.start(prepared, entered=entered)
     if options.stream:
         return await _stream(request, exchange, options)
     try:

@@ -7,6 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from kiln.chat.catalog import ModelCatalog
 from kiln.core.errors import CannotSkip, ExchangeNotFound, ModelNotFound
 from kiln.core.settings import settings_as_json
 from kiln.core.text import shorten
@@ -27,19 +28,31 @@ def state_of(request: Request) -> ServerState:
 
 
 async def list_models(request: Request) -> Response:
-    return JSONResponse({"object": "list", "data": [_model_entry(request)]})
+    catalog = state_of(request).catalog
+    return JSONResponse({"object": "list", "data": [model_entry(catalog, name) for name in catalog.states()]})
 
 
 async def show_model(request: Request) -> Response:
-    entry = _model_entry(request)
-    if request.path_params["model"] != entry["id"]:
-        raise ModelNotFound(f"the model {shorten(request.path_params['model'])} is not served here")
-    return JSONResponse(entry)
+    catalog, name = state_of(request).catalog, request.path_params["model"]
+    if name not in catalog.states():
+        raise ModelNotFound(f"the model {shorten(name)} is not served here")
+    return JSONResponse(model_entry(catalog, name))
 
 
-def _model_entry(request: Request) -> dict[str, object]:
-    model = state_of(request).service.model
-    return {"id": model.id, "object": "model", "created": model.created, "owned_by": "kiln"}
+def model_entry(catalog: ModelCatalog, name: str) -> dict[str, object]:
+    """A model as `/v1/models` lists it, loaded or not."""
+    return {"id": name, "object": "model", "created": catalog.created, "owned_by": "kiln"}
+
+
+async def native_models(request: Request) -> Response:
+    """GET /lmkit/v1/models: every model with its state; the default one first."""
+    catalog = state_of(request).catalog
+    default = next(iter(catalog.states()))
+    models = [
+        {"id": name, "state": model_state, "default": name == default}
+        for name, model_state in catalog.states().items()
+    ]
+    return JSONResponse({"models": models})
 
 
 async def health(request: Request) -> Response:
@@ -54,7 +67,7 @@ async def health(request: Request) -> Response:
 async def config(request: Request) -> Response:
     """Every setting with its source, and what it resolved to for the served model."""
     state = state_of(request)
-    return JSONResponse({"settings": settings_as_json(state.settings), "resolved": state.model_facts})
+    return JSONResponse({"settings": settings_as_json(state.settings), "resolved": state.resolved()})
 
 
 async def metrics(request: Request) -> Response:
@@ -75,7 +88,7 @@ async def skip_thinking(request: Request) -> Response:
     """202 for a live exchange; no effect once its answer began."""
     state = state_of(request)
     body = decode(await read_json_body(request, state.settings.server.max_body_bytes), SkipThinking)
-    exchange = state.service.find(body.request_id)
+    exchange = state.catalog.find(body.request_id)
     if exchange is None:
         raise ExchangeNotFound(f"no running exchange {shorten(body.request_id)}", param="request_id")
     if not exchange.can_skip:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kiln.chat.catalog import ModelCatalog
 from kiln.chat.service import ChatService
 from kiln.chat.stats import Statistics
 from kiln.core.settings import Settings
@@ -14,19 +15,23 @@ from kiln.wire.kiln import ChatCompletionRequest, ConfigHashes
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """Everything a route may need. `model_facts` is the resolved part of `/v1/config`."""
+    """Everything a route may need."""
 
     settings: Settings
-    service: ChatService
+    catalog: ModelCatalog
     metrics: Metrics
     statistics: Statistics
-    model_facts: dict[str, object]
 
-    async def service_for(self, model: str | None) -> ChatService:
-        """The service of a requested model. None is the default model; preparing refuses unknown ones."""
-        return self.service
+    def resolved(self) -> dict[str, object]:
+        """The resolved part of `/v1/config`: the default model's, and what else the catalog holds."""
+        return {**self.catalog.default.facts, "models": self.catalog.states()}
 
-    def reply_options(self, request: ChatCompletionRequest) -> ReplyOptions:
+    @property
+    def service(self) -> ChatService:
+        """The default model's service."""
+        return self.catalog.default.service
+
+    def reply_options(self, request: ChatCompletionRequest, service: ChatService) -> ReplyOptions:
         """A request's wishes over the server's defaults. Call it on a worker thread: it may hash."""
         server = self.settings.server
         fold = request.fold_reasoning_into_content
@@ -38,15 +43,16 @@ class ServerState:
             stream=request.stream,
             include_usage=options is not None and options.include_usage,
             fold_reasoning=server.fold_reasoning_into_content if fold is None else fold,
-            config_hashes=self._hashes() if wanted else None,
+            config_hashes=_hashes(service) if wanted else None,
             performance=server.include_performance if performance is None else performance,
         )
 
-    def _hashes(self) -> ConfigHashes:
-        policy = self.service.model.policy()
-        return ConfigHashes(
-            tokenizer_config_hash=policy.tokenizer_config,
-            chat_template_hash=policy.chat_template,
-            model_config_hash=policy.model_config,
-            effective_config_hash=policy.inference_config,
-        )
+
+def _hashes(service: ChatService) -> ConfigHashes:
+    policy = service.model.policy()
+    return ConfigHashes(
+        tokenizer_config_hash=policy.tokenizer_config,
+        chat_template_hash=policy.chat_template,
+        model_config_hash=policy.model_config,
+        effective_config_hash=policy.inference_config,
+    )

@@ -1,1 +1,0 @@
-"""LoRA adapters in PEFT format: checking, conversion for llama.cpp, revisions, storage, merging."""
