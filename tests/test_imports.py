@@ -14,6 +14,7 @@ RANKS = {
     "core": 0,
     "wire": 0,
     "contracts": 0,
+    "adapters": 1,
     "loadgen": 1,
     "thinking": 1,
     "text": 1,

@@ -223,7 +223,9 @@ def test_a_tool_call_is_one_span() -> None:
     scanner = make(in_reasoning=False)
     assert scanner.feed("Look:\n\n<tool_call>\n{") == [Span(C, "Look:")]
     assert scanner.feed("}\n</tool_") == []
-    assert scanner.feed("call>\n<tool_call>2</tool_call>\n") == [Span(T, "\n{}\n"), Span(T, "2")]
+    marks = ("<tool_call>", "</tool_call>")
+    found = scanner.feed("call>\n<tool_call>2</tool_call>\n")
+    assert found == [Span(T, "\n{}\n", *marks), Span(T, "2", *marks)]
     assert scanner.finish() == []
 
 

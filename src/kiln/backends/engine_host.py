@@ -15,7 +15,8 @@ import threading
 from pathlib import Path
 
 from kiln.core.errors import InternalError, KilnError
-from kiln.engine.messages import Command, StepReport
+from kiln.engine.grammar import GrammarCompiler
+from kiln.engine.messages import StepReport
 from kiln.engine.process import (
     LENGTH_BYTES,
     Ready,
@@ -26,7 +27,7 @@ from kiln.engine.process import (
     plan_decoder,
     to_child,
 )
-from kiln.engine.worker import EngineWorker
+from kiln.engine.worker import EngineWorker, Inbox
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +61,14 @@ def serve(link: socket.socket, plan: RunnerPlan) -> None:
     def publish(report: StepReport) -> None:
         link.sendall(encode_frame(Reported(report)))
 
-    commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+    commands: Inbox = queue.SimpleQueue()
     threading.Thread(target=listen, args=(link, commands), name="kiln-commands", daemon=True).start()
-    EngineWorker(runner, model.pieces, plan.limits, publish).run(commands)
+    EngineWorker(runner, model.pieces, plan.limits, publish, GrammarCompiler(model)).run(commands)
     runner.close()
     model.close()
 
 
-def listen(link: socket.socket, commands: queue.SimpleQueue[Command | None]) -> None:
+def listen(link: socket.socket, commands: Inbox) -> None:
     """Put commands on the worker's queue. The server's end is gone: so is the reason to live."""
     while True:
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
 from kiln.chat.latency import LatencyLedger
 from kiln.chat.prepare import Prepared
@@ -20,15 +22,29 @@ from kiln.core.rollout import Rollout
 from kiln.core.tokens import FinishReason, TokenEvent
 from kiln.engine.ports import Delivery, GenerationEnd
 from kiln.text.detokenizer import Detokenizer
-from kiln.text.scanner import Channel, Scanner, Span, ToolMarkers
-from kiln.text.tool_calls import parse_tool_call
+from kiln.text.scanner import Channel, Scanner, Span
+from kiln.text.tool_calls import ToolCall
+from kiln.text.tool_calls.check import problem_of
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadCall:
+    """A tool call that was closed, before it is parsed. `tokens` of its choice were counted until then."""
+
+    span: Span
+    tokens: int
+
+
+# What feeding gives, until `read_calls` has replaced the calls in it.
+RawEvent = ExchangeEvent | UnreadCall
 
 
 class ChoiceAssembler:
     """Assembles one choice. Feed it every token in order, then `finish` once.
 
-    `stopped` turns true at the token whose text completed a stop string; later tokens, which the
-    engine may have made before it heard of the stop, are ignored and not counted.
+    `stopped` turns true at the token whose text completed a stop string, or the only call allowed; later
+    tokens, which the engine may have made before it heard of the stop, are ignored and not counted.
+    Parsing and checking a call may take a while, so `feed` leaves it to `read_calls`, for a worker thread.
     """
 
     def __init__(self, index: int, prepared: Prepared, model: ServedModel, ledger: LatencyLedger) -> None:
@@ -37,7 +53,10 @@ class ChoiceAssembler:
         self._ledger = ledger
         self._rollout: list[TokenEvent] | None = [] if prepared.policy is not None else None
         self._budget_applied = prepared.budget_applied
-        self._markers: ToolMarkers | None = model.tool_markers if prepared.parses_tools else None
+        self._format = model.tool_format
+        self._policy = prepared.turn.tool_policy
+        self._malformed = False
+        self._had_enough = False
         self._eos_ids = frozenset() if prepared.turn.ignore_eos else model.tokenizer.eos_ids
         self._pieces = model.tokenizer.pieces
         self._logprobs: list[TokenLogprob] | None = [] if prepared.turn.top_logprobs is not None else None
@@ -46,7 +65,8 @@ class ChoiceAssembler:
             tags=model.tags,
             in_reasoning=prepared.in_reasoning,
             stops=prepared.turn.stop,
-            tools=self._markers,
+            tools=self._format.markers if self._format is not None and prepared.parses_tools else None,
+            silent=self._format.silent if self._format is not None else (),
         )
         self._content: list[str] = []
         self._reasoning: list[str] = []
@@ -55,11 +75,11 @@ class ChoiceAssembler:
 
     @property
     def stopped(self) -> bool:
-        return self._scanner.stopped is not None
+        return self._scanner.stopped is not None or self._had_enough
 
-    def feed(self, delivery: Delivery) -> list[ExchangeEvent]:
+    def feed(self, delivery: Delivery) -> list[RawEvent]:
         """Events that are ready after a delivery's tokens: each token's text, then its timing."""
-        events: list[ExchangeEvent] = []
+        events: list[RawEvent] = []
         if delivery.prompt_read is not None:
             events.append(PromptRead(self._index, delivery.prompt_read))
         for token in delivery.tokens:
@@ -80,31 +100,49 @@ class ChoiceAssembler:
                 events.append(replace(timing, enqueued_ms=self._ledger.now_ms()))
         return events
 
-    def finish(self, end: GenerationEnd, *, streamed: bool) -> list[ExchangeEvent]:
-        """The last events; the very last is the ChoiceEnd."""
-        events: list[ExchangeEvent] = []
-        if not self.stopped:
-            tail = self._detokenizer.finish()
-            if tail:
-                events.extend(self._events(self._scanner.feed(tail)))
-            events.extend(self._events(self._scanner.finish()))
-        events.append(
-            ChoiceEnd(
-                index=self._index,
-                content="".join(self._content),
-                reasoning="".join(self._reasoning),
-                tool_calls=tuple(self._calls),
-                finish_reason=self._reason(end),
-                completion_tokens=self._tokens,
-                outcome=end.outcome if self._budget_applied else None,
-                latency=self._ledger.reckon(end.timings, streamed=streamed),
-                rollout=self._to_rollout(),
-                reasoning_tokens=self._reasoning_tokens(end),
-                cached_tokens=end.cached_tokens,
-                logprobs=None if self._logprobs is None else tuple(self._logprobs),
-            )
-        )
+    def flush(self, end: GenerationEnd) -> list[RawEvent]:
+        """What was held back, once the last token was fed."""
+        if self.stopped:
+            return []
+        events: list[RawEvent] = []
+        tail = self._detokenizer.finish()
+        if tail:
+            events.extend(self._events(self._scanner.feed(tail)))
+        turn_ended = end.reason is FinishReason.STOP
+        events.extend(self._events(self._scanner.finish(turn_ended=turn_ended)))
         return events
+
+    def read_calls(self, events: Iterable[RawEvent]) -> list[ExchangeEvent]:
+        """The events with every call in them parsed and checked, up to the last call that is allowed."""
+        read: list[ExchangeEvent] = []
+        for event in events:
+            if not isinstance(event, UnreadCall):
+                read.append(event)
+                continue
+            read.extend(self._read_call(event.span))
+            if self._calls and self._policy is not None and not self._policy.parallel:
+                self._had_enough = True
+                self._tokens = event.tokens
+                break
+        return read
+
+    def end(self, end: GenerationEnd, *, streamed: bool) -> ChoiceEnd:
+        """The whole choice."""
+        return ChoiceEnd(
+            index=self._index,
+            content="".join(self._content),
+            reasoning="".join(self._reasoning),
+            tool_calls=tuple(self._calls),
+            finish_reason=self._reason(end),
+            completion_tokens=self._tokens,
+            outcome=end.outcome if self._budget_applied else None,
+            latency=self._ledger.reckon(end.timings, streamed=streamed),
+            rollout=self._to_rollout(),
+            reasoning_tokens=self._reasoning_tokens(end),
+            cached_tokens=end.cached_tokens,
+            logprobs=None if self._logprobs is None else tuple(self._logprobs),
+            malformed_call=self._malformed,
+        )
 
     @staticmethod
     def _reasoning_tokens(end: GenerationEnd) -> int:
@@ -142,22 +180,39 @@ class ChoiceAssembler:
             return FinishReason.TOOL_CALLS
         return reason
 
-    def _events(self, spans: list[Span]) -> list[ExchangeEvent]:
+    def _events(self, spans: list[Span]) -> list[RawEvent]:
         return [self._event(span) for span in spans]
 
-    def _event(self, span: Span) -> ExchangeEvent:
+    def _event(self, span: Span) -> RawEvent:
+        if span.channel is Channel.TOOL:
+            return UnreadCall(span, self._tokens)
         if span.channel is Channel.REASONING:
             self._reasoning.append(span.text)
             return TextDelta(self._index, "reasoning", span.text)
-        if span.channel is Channel.TOOL:
-            call = parse_tool_call(span.text)
-            if call is not None:
-                self._calls.append(call.to_openai())
-                return ToolCallDelta(self._index, len(self._calls) - 1, call.to_openai())
-            # A call that does not parse stays text, as the model wrote it.
-            assert self._markers is not None
-            text = f"{self._markers.open}{span.text}{self._markers.close}"
-        else:
-            text = span.text
+        return self._to_content(span.text)
+
+    def _to_content(self, text: str) -> TextDelta:
         self._content.append(text)
         return TextDelta(self._index, "content", text)
+
+    def _read_call(self, span: Span) -> list[ExchangeEvent]:
+        """The calls of a span, or its text as the model wrote it where they are none."""
+        assert self._format is not None
+        schemas = self._prepared.tools
+        calls = self._format.parse(span.text, schemas)
+        if calls is None:
+            # Text that only looked like a call because an answer began with it is no failed call.
+            self._malformed = self._malformed or span.opened_by != ""
+            return [self._to_content(span.as_written)]
+        if self._policy is not None and self._policy.checked:
+            if any(problem_of(call, schemas) is not None for call in calls):
+                self._malformed = True
+                return [self._to_content(span.as_written)]
+        if self._policy is not None and not self._policy.parallel:
+            calls = calls[:1]
+        return [self._to_delta(call) for call in calls]
+
+    def _to_delta(self, call: ToolCall) -> ToolCallDelta:
+        shape: dict[str, Any] = call.to_openai()
+        self._calls.append(shape)
+        return ToolCallDelta(self._index, len(self._calls) - 1, shape)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from kiln.chat.bias import resolve_bias
 from kiln.chat.presets import preset
 from kiln.chat.served import ServedModel
 from kiln.core.budgets import Budget
@@ -28,6 +31,7 @@ from kiln.core.text import shorten
 from kiln.core.turn import ChatTurn
 from kiln.engine.ports import GenerationRequest, ThinkingSpec
 from kiln.text.template import RenderedPrompt, encode_prompt
+from kiln.text.tool_calls.check import schemas_of
 from kiln.thinking.budget import applies, resolve_budget
 from kiln.thinking.gate import GateLimits, stop_overlaps_close
 
@@ -36,7 +40,8 @@ from kiln.thinking.gate import GateLimits, stop_overlaps_close
 class Prepared:
     """A turn that can be submitted. `requests` is empty when no completion token is allowed.
 
-    `policy` is there for provenance requests. `seconds` is what the preparation took.
+    `policy` is there for provenance requests. `seconds` is what the preparation took. `tools` are the
+    parameters of the tools by name.
     """
 
     turn: ChatTurn
@@ -53,6 +58,7 @@ class Prepared:
     policy: PolicyIdentity | None
     close_ids: tuple[int, ...]
     seconds: float
+    tools: Mapping[str, Any] = field(default_factory=dict)
 
 
 def prepare(turn: ChatTurn, model: ServedModel) -> Prepared:
@@ -91,6 +97,7 @@ def prepare(turn: ChatTurn, model: ServedModel) -> Prepared:
         policy=model.policy() if turn.provenance else None,
         close_ids=model.close.ids if model.close is not None else (),
         seconds=time.monotonic() - started,
+        tools=schemas_of(turn.conversation.tools),
     )
     if max_tokens == 0:
         return prepared
@@ -199,6 +206,7 @@ def _check_provenance(turn: ChatTurn, max_tokens: int, applied: bool, model: Ser
 
 def _to_requests(prepared: Prepared, model: ServedModel) -> tuple[GenerationRequest, ...]:
     turn, thinking = prepared.turn, None
+    bias = resolve_bias(turn.logit_bias, model.tokenizer)
     if prepared.in_reasoning and model.close is not None:
         # Without an applied budget the gate only watches, so that the thinking can be skipped.
         thinking = ThinkingSpec(
@@ -216,6 +224,7 @@ def _to_requests(prepared: Prepared, model: ServedModel) -> tuple[GenerationRequ
             exact=_is_exact(turn, model),
             cacheable=_is_cacheable(prepared),
             priority=turn.priority,
+            logit_bias=bias,
             top_logprobs=turn.top_logprobs,
             narrated=turn.narrated,
         )

@@ -9,9 +9,10 @@ from typing import Literal
 from kiln.core.rollout import PolicyIdentity
 from kiln.core.sampling import SamplingOverrides
 from kiln.core.tokens import Tokenizer
+from kiln.engine.grammar import GrammarCompiler
 from kiln.text.reasoning import ReasoningTags, TemplateThinking
-from kiln.text.scanner import ToolMarkers
 from kiln.text.template import ChatTemplate
+from kiln.text.tool_calls import ToolFormat
 from kiln.thinking.gate import CloseSequence
 
 DEFAULT_MAX_TOKENS = 2048
@@ -23,7 +24,7 @@ class ServedModel:
 
     `hidden_ids` are tokens never shown as text, `longest_piece` is the most bytes that a token has.
     `policy` hashes the weights the first time it is
-    called: call it on a worker thread.
+    called: call it on a worker thread. `grammars` checks constrained requests before they are submitted.
     """
 
     id: str
@@ -36,7 +37,7 @@ class ServedModel:
     close: CloseSequence | None
     template_thinking: TemplateThinking
     seeds_open_tag: bool
-    tool_markers: ToolMarkers | None
+    tool_format: ToolFormat | None
     hidden_ids: frozenset[int]
     sampling_defaults: SamplingOverrides
     max_tokens_default: int
@@ -45,6 +46,7 @@ class ServedModel:
     thinking_default: bool | None
     policy: Callable[[], PolicyIdentity]
     longest_piece: int
+    grammars: GrammarCompiler
     exact: Literal["auto", "always", "never"] = "auto"
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from kiln.chat.assemble import ChoiceAssembler
+from kiln.chat.assemble import ChoiceAssembler, RawEvent, UnreadCall
 from kiln.chat.latency import LatencyLedger
 from kiln.chat.observe import ChoiceReport, Observer
 from kiln.chat.prepare import Prepared, budget_of, prepare
@@ -163,21 +163,28 @@ class Exchange:
         if not self._generations:
             now = time.monotonic()
             end = GenerationEnd(FinishReason.LENGTH, None, Timings(now, ended=now))
-            yield self._finish(index, end, streamed=streamed)
+            yield await self._finish(index, end, streamed=streamed)
             return
         generation = self._generations[index]
         async for delivery in generation:
             if assembler.stopped and delivery.end is None:
                 continue
-            events = assembler.feed(delivery)
+            events = await self._read(index, assembler.feed(delivery))
             if assembler.stopped and delivery.end is None:
                 generation.stop()
             if delivery.end is not None:
-                events.extend(self._finish(index, delivery.end, streamed=streamed))
+                events.extend(await self._finish(index, delivery.end, streamed=streamed))
             if events:
                 yield events
 
-    def _finish(self, index: int, end: GenerationEnd, *, streamed: bool) -> list[ExchangeEvent]:
+    async def _read(self, index: int, events: list[RawEvent]) -> list[ExchangeEvent]:
+        """The events with their tool calls parsed and checked, off the event loop where there are some."""
+        read_calls = self._assemblers[index].read_calls
+        if any(isinstance(event, UnreadCall) for event in events):
+            return await asyncio.to_thread(read_calls, events)
+        return read_calls(events)
+
+    async def _finish(self, index: int, end: GenerationEnd, *, streamed: bool) -> list[ExchangeEvent]:
         assembler = self._assemblers[index]
         cut = end.reason in (FinishReason.ERROR, FinishReason.CANCELLED) and not assembler.stopped
         if cut:
@@ -187,9 +194,9 @@ class Exchange:
                 ChoiceReport(index, "error", error.code, end.outcome, 0, end.cached_tokens, None),
             )
             raise error
-        events = assembler.finish(end, streamed=streamed)
-        last = events[-1]
-        assert isinstance(last, ChoiceEnd)
+        events = await self._read(index, assembler.flush(end))
+        last = assembler.end(end, streamed=streamed)
+        events.append(last)
         self._account(
             index,
             ChoiceReport(

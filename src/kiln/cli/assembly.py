@@ -27,6 +27,7 @@ from kiln.core.errors import ConfigError, DownloadError, ModelLoadError, SetupEr
 from kiln.core.sampling import SamplingOverrides
 from kiln.core.settings import Settings
 from kiln.engine.cache import CachingEngine
+from kiln.engine.grammar import GrammarCompiler
 from kiln.engine.loop import BatchingEngine
 from kiln.engine.messages import EngineLimits
 from kiln.engine.ports import Engine, ModelRunner
@@ -36,7 +37,7 @@ from kiln.http.metrics import Metrics
 from kiln.http.state import ServerState
 from kiln.text.reasoning import ReasoningTags, find_tags, probe_template
 from kiln.text.template import ChatTemplate
-from kiln.text.tool_calls import find_tool_markers
+from kiln.text.tool_calls import find_tool_format
 from kiln.thinking.gate import CloseSequence
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ def _inline_engine(
         stall_tokens=limits.stall_tokens,
         retain_tokens=limits.retain_tokens,
         max_queue=settings.engine.max_queue,
+        grammars=model.grammars,
         on_stopped=llama.close,
     )
 
@@ -291,8 +293,9 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
     source = _template_source(settings, llama)
     identity = ModelIdentity(llama, source)
     tags = _tags(settings, source)
-    markers = find_tool_markers(source)
-    extra = [text for pair in (tags, markers) if pair is not None for text in (pair.open, pair.close)]
+    tool_format = find_tool_format(source)
+    markers = None if tool_format is None else tool_format.markers
+    extra = [text for pair in (tags, markers) if pair is not None for text in (pair.open, pair.close) if text]
     template = ChatTemplate(
         source,
         bos_text=llama.bos_text,
@@ -313,7 +316,7 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
     )
-    shown = {text.encode() for text in extra}
+    shown = {text.encode() for text in (*extra, *(tool_format.texts if tool_format is not None else ()))}
     served_id = settings.server.served_model_id or (
         BUNDLED if settings.model.path is None else llama.path.stem
     )
@@ -328,7 +331,7 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
         close=None if tags is None else CloseSequence.of(llama.encode(tags.close), tags.close.encode()),
         template_thinking=probed,
         seeds_open_tag=seeding == "always" or (seeding == "auto" and probed.leaves_open_to_model),
-        tool_markers=markers,
+        tool_format=tool_format,
         # Control tokens are never text, unless the scanner needs to see them.
         hidden_ids=frozenset(t for t in llama.control_ids if not _is_part_of_any(llama.pieces[t], shown)),
         sampling_defaults=merge_sampling(configured, llama.sampling_defaults),
@@ -342,6 +345,7 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
             )
         ),
         longest_piece=max(1, *(len(piece) for piece in llama.pieces)),
+        grammars=GrammarCompiler(llama),
         exact=settings.engine.exact,  # type: ignore[arg-type]
     )
 

@@ -4,18 +4,23 @@
     ├── RequestError                 the caller can mend it
     │   ├── InvalidJson              400 invalid_json
     │   ├── InvalidField             400 invalid_field
+    │   ├── InvalidAdapter           400 invalid_adapter
     │   ├── TemplateFailed           400 chat_template_failed
     │   ├── EmptyPrompt              400 empty_prompt
     │   ├── ContextExceeded          400 context_length_exceeded
     │   ├── CloseCannotFit           400 thinking_close_cannot_fit
     │   ├── StopOverlapsClose        400 stop_overlaps_thinking_close
+    │   ├── GrammarFailed            400 grammar_failed
     │   ├── ModelNotFound            404 model_not_found
     │   ├── AdapterNotFound          404 adapter_not_found
     │   ├── ExchangeNotFound         404 exchange_not_found
     │   ├── RouteNotFound            404 route_not_found
     │   ├── MethodNotAllowed         405 method_not_allowed
     │   ├── CannotSkip               409 cannot_skip
+    │   ├── AdapterInUse             409 adapter_in_use
+    │   ├── AdaptersNotServed        409 adapters_not_served
     │   ├── BodyTooLarge             413 body_too_large
+    │   ├── AdapterQuotaExceeded     413 adapter_quota_exceeded
     │   ├── UnsupportedMediaType     415 unsupported_media_type
     │   └── QueueFull                429 queue_full
     ├── ServiceError                 the server's fault or state
@@ -70,6 +75,11 @@ class InvalidField(RequestError):
     hint = "Correct the named field; GET /docs lists every field with its type and bounds."
 
 
+class InvalidAdapter(RequestError):
+    code = "invalid_adapter"
+    hint = "Save the adapter with PEFT's save_pretrained, as a plain LoRA of the served model."
+
+
 class TemplateFailed(RequestError):
     code = "chat_template_failed"
     hint = "Check the messages, tools and chat_template_kwargs against what the model's template accepts."
@@ -95,6 +105,11 @@ class StopOverlapsClose(RequestError):
     hint = "Choose a stop string that shares no edge with the closing tag, or lift the thinking budget."
 
 
+class GrammarFailed(RequestError):
+    code = "grammar_failed"
+    hint = "Simplify the schema or the pattern that the answer has to keep to."
+
+
 class ModelNotFound(RequestError):
     status = 404
     code = "model_not_found"
@@ -104,7 +119,7 @@ class ModelNotFound(RequestError):
 class AdapterNotFound(RequestError):
     status = 404
     code = "adapter_not_found"
-    hint = "Leave the adapter out, or send null, to use the base model."
+    hint = "GET /v1/adapters lists what there is; send null to use the base model."
 
 
 class ExchangeNotFound(RequestError):
@@ -133,10 +148,28 @@ class CannotSkip(RequestError):
     )
 
 
+class AdapterInUse(RequestError):
+    status = 409
+    code = "adapter_in_use"
+    hint = "Take it out of use with POST /v1/adapters/unload first."
+
+
+class AdaptersNotServed(RequestError):
+    status = 409
+    code = "adapters_not_served"
+    hint = "Start the server with --adapter-dir."
+
+
 class BodyTooLarge(RequestError):
     status = 413
     code = "body_too_large"
     hint = "Send a smaller request, or raise server.max_body_bytes."
+
+
+class AdapterQuotaExceeded(RequestError):
+    status = 413
+    code = "adapter_quota_exceeded"
+    hint = "Delete adapters, or raise model.adapter_quota_bytes."
 
 
 class UnsupportedMediaType(RequestError):

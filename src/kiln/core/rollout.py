@@ -11,8 +11,19 @@ from kiln.core.tokens import TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterIdentity:
+    """An adapter or a composition of adapters: what it is called, and the hash of its content."""
+
+    name: str
+    content_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyIdentity:
-    """Content hashes (`sha256:` and lower-case hex) of everything that shapes the behaviour policy."""
+    """Content hashes (`sha256:` and lower-case hex) of everything that shapes the behaviour policy.
+
+    `adapter` is None for the base model.
+    """
 
     served_model_id: str
     base_model: str
@@ -22,6 +33,7 @@ class PolicyIdentity:
     chat_template: str
     model_config: str
     backend: str
+    adapter: AdapterIdentity | None = None
 
     @property
     def fingerprint(self) -> tuple[str, ...]:

@@ -12,9 +12,10 @@ from collections.abc import Sequence as SequenceOf
 
 from kiln.core.errors import EngineFailed, KilnError
 from kiln.engine.frontend import EngineFrontend
+from kiln.engine.grammar import GrammarCompiler
 from kiln.engine.messages import Command, EngineLimits
 from kiln.engine.ports import ModelRunner
-from kiln.engine.worker import EngineWorker
+from kiln.engine.worker import EngineWorker, Inbox
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,8 @@ class BatchingEngine(EngineFrontend):
 
     At most `parallel` sequences run at once; the runner's other sequences retain prefixes. A step
     computes at most `step_tokens` prompt tokens, `stall_tokens` while others decode. `pieces[i]` are
-    the bytes of token i, for the thinking gate. `on_stopped` runs after the runner is closed.
+    the bytes of token i, for the thinking gate. Without `grammars` constrained requests fail. `on_stopped`
+    runs after the runner is closed.
     """
 
     def __init__(
@@ -38,14 +40,16 @@ class BatchingEngine(EngineFrontend):
         stall_tokens: int = 128,
         retain_tokens: int = 4096,
         max_queue: int = 256,
+        grammars: GrammarCompiler | None = None,
         on_stopped: Callable[[], None] = lambda: None,
     ) -> None:
         limits = EngineLimits(parallel, step_tokens, stall_tokens, retain_tokens)
         super().__init__(context_length=context_length, limits=limits, max_queue=max_queue)
         self._make_runner = make_runner
         self._pieces = pieces
+        self._grammars = grammars
         self._on_stopped = on_stopped
-        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._commands: Inbox = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._failed: KilnError | None = None
 
@@ -75,7 +79,11 @@ class BatchingEngine(EngineFrontend):
             try:
                 self._facts = runner.describe()
                 worker = EngineWorker(
-                    runner, self._pieces, self._limits, lambda report: hand_over(self.receive, report)
+                    runner,
+                    self._pieces,
+                    self._limits,
+                    lambda report: hand_over(self.receive, report),
+                    self._grammars,
                 )
                 hand_over(started.set_result, None)
                 worker.run(self._commands)

@@ -1,9 +1,10 @@
 """Picks tokens from logits, with the exact log-probability of what was drawn.
 
-Order (the project's contract): penalties (repetition as in transformers over prompt and generated
-tokens, then presence and frequency over generated tokens) -> temperature -> top-k -> min-p ->
-top-p -> draw. Temperature 0 is argmax. Draws come from Philox4x64 keyed by (seed, choice index)
-with the token index as counter, so a draw does not depend on who else is in the batch.
+Order (the project's contract): logit bias -> penalties (repetition as in transformers over prompt and
+generated tokens, then presence and frequency over generated tokens) -> mask of the grammar ->
+temperature -> top-k -> min-p -> top-p -> draw. Temperature 0 is argmax. Draws come from Philox4x64 keyed
+by (seed, choice index) with the token index as counter, so a draw does not depend on who else is in the
+batch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kiln.engine.ports import GenerationRequest
 class SequenceSampler:
     """The sampling state of one sequence: its policy, its draw counter, the tokens it has seen."""
 
-    __slots__ = ("_counts", "_index", "_request", "_seen")
+    __slots__ = ("_bias", "_counts", "_index", "_request", "_seen")
 
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
@@ -25,6 +26,13 @@ class SequenceSampler:
         # Only filled when a penalty needs them: token id -> times generated, and all ids seen.
         self._counts: dict[int, int] = {}
         self._seen = set(request.prompt_ids) if request.sampling.repetition_penalty != 1.0 else None
+        self._bias: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
+        if request.logit_bias:
+            bias = request.logit_bias
+            self._bias = (
+                np.fromiter(bias, np.int64, len(bias)),
+                np.fromiter(bias.values(), np.float32, len(bias)),
+            )
 
     def record(self, token: int) -> None:
         """Note the token that was placed, sampled or forced."""
@@ -34,11 +42,29 @@ class SequenceSampler:
             if self._seen is not None:
                 self._seen.add(token)
 
-    def pick(self, logits: NDArray[np.float32]) -> tuple[int, float]:
-        """Draw one token. `logits` has shape (n_vocab,). Returns (token id, natural-log probability)."""
+    def pick(
+        self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None = None
+    ) -> tuple[int, float]:
+        """Draw one token among the `allowed` ones. Returns (token id, natural-log probability).
+
+        `logits` and `allowed` have shape (n_vocab,); at least one token is allowed.
+        """
         params = self._request.sampling
+        if self._bias is not None:
+            ids, values = self._bias
+            logits = logits.copy()
+            logits[ids] += values
         if params.has_penalties:
             logits = self._penalised(logits)
+        if allowed is not None:
+            # The others are left out, not set to minus infinity: no rounding can draw them.
+            ids = np.flatnonzero(allowed)
+            place, logprob = self._draw(logits[ids])
+            return int(ids[place]), logprob
+        return self._draw(logits)
+
+    def _draw(self, logits: NDArray[np.float32]) -> tuple[int, float]:
+        params = self._request.sampling
         if params.temperature == 0.0:
             return int(logits.argmax()), 0.0
         draw = uniform(self._request.seed, self._request.choice_index, self._index)

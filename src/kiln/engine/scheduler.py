@@ -335,6 +335,8 @@ class Scheduler:
             sequence.first_token = now
         if pick.token in sequence.request.eos_ids and pick.source is Source.SAMPLED:
             return FinishReason.STOP
+        if sequence.grammar is not None and sequence.grammar.is_complete:
+            return FinishReason.STOP
         if sequence.generated >= sequence.request.max_tokens:
             return FinishReason.LENGTH
         return None

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from kiln.core.errors import KilnError
 from kiln.core.tokens import FinishReason
+from kiln.engine.grammar import GrammarState
 from kiln.engine.ports import GenerationEnd, GenerationRequest, Timings
 from kiln.engine.sampler import SequenceSampler
 from kiln.thinking.gate import ThinkingGate
@@ -29,6 +30,7 @@ class Sequence:
         "decode_s",
         "first_token",
         "gate",
+        "grammar",
         "key",
         "prefill_s",
         "prompt_length",
@@ -46,6 +48,8 @@ class Sequence:
         self.key = key
         self.request = request
         self.gate = gate
+        # There once it is compiled, which is before the scheduler hears of the sequence.
+        self.grammar: GrammarState | None = None
         self.sampler = SequenceSampler(request)
         self.tokens = list(request.prompt_ids)
         self._prompt = np.asarray(self.tokens, np.int32)

@@ -16,8 +16,9 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 from numpy.typing import NDArray
 
-from kiln.core.errors import EngineFailed, InternalError, KilnError
+from kiln.core.errors import EngineFailed, GrammarFailed, InternalError, KilnError
 from kiln.core.tokens import FinishReason, Source, TokenEvent
+from kiln.engine.grammar import GrammarCompiler, GrammarReady, GrammarState, GrammarThreads
 from kiln.engine.messages import Cancel, Command, EngineLimits, StepReport, Submit
 from kiln.engine.plan import Limits, Pick, PlannedCall, Step
 from kiln.engine.ports import (
@@ -37,13 +38,20 @@ from kiln.thinking.gate import ThinkingGate
 log = logging.getLogger(__name__)
 
 Publish = Callable[[StepReport], None]
+# Commands, and what the compiling threads say, in one line: either wakes an idle worker.
+Inbox = queue.SimpleQueue[Command | GrammarReady | None]
 
 
 class EngineWorker:
     """Everything that lives on the engine thread."""
 
     def __init__(
-        self, runner: ModelRunner, pieces: SequenceOf[bytes], limits: EngineLimits, publish: Publish
+        self,
+        runner: ModelRunner,
+        pieces: SequenceOf[bytes],
+        limits: EngineLimits,
+        publish: Publish,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._runner = runner
         self._pieces = pieces
@@ -61,14 +69,27 @@ class EngineWorker:
             )
         )
         self._sequences: dict[int, Sequence] = {}
+        self._compiler = grammars
+        self._grammars: GrammarThreads | None = None
+        # Sequences that wait for their grammar, which the scheduler has not heard of yet.
+        self._compiling: dict[int, Sequence] = {}
         self._outbox: dict[int, Delivery] = {}
         self._admitted: list[int] = []
         self._times = StepTimes()
         self._refused = False
         self._steps = self._computed = self._cached = self._preemptions = 0
 
-    def run(self, commands: queue.SimpleQueue[Command | None]) -> None:
+    def run(self, commands: Inbox) -> None:
         """Turn steps until a None command arrives; sleep on the queue while idle."""
+        if self._compiler is not None:
+            self._grammars = GrammarThreads(self._compiler, commands.put)
+        try:
+            self._work(commands)
+        finally:
+            if self._grammars is not None:
+                self._grammars.close()
+
+    def _work(self, commands: Inbox) -> None:
         while True:
             while self._scheduler.is_idle or not commands.empty():
                 command = commands.get()
@@ -88,9 +109,11 @@ class EngineWorker:
                 self._forget_all()
             self._flush()
 
-    def _handle(self, command: Command) -> None:
+    def _handle(self, command: Command | GrammarReady) -> None:
         if isinstance(command, Submit):
             self._add(command)
+        elif isinstance(command, GrammarReady):
+            self._take_grammar(command)
         elif (sequence := self._sequences.get(command.key)) is not None:
             if isinstance(command, Cancel):
                 self._end(sequence, FinishReason.CANCELLED)
@@ -104,7 +127,26 @@ class EngineWorker:
             gate = ThinkingGate(request.thinking.close, request.thinking.limits, self._pieces)
         sequence = Sequence(submit.key, request, gate, submit.submitted)
         self._sequences[submit.key] = sequence
-        self._scheduler.add(sequence)
+        if request.grammar is None:
+            self._scheduler.add(sequence)
+        elif self._grammars is None:
+            self._end(sequence, FinishReason.ERROR, GrammarFailed("this engine follows no grammars"))
+        else:
+            self._compiling[submit.key] = sequence
+            state = self._grammars.ask(submit.key, request.grammar)
+            if state is not None:
+                self._take_grammar(GrammarReady(submit.key, state))
+
+    def _take_grammar(self, ready: GrammarReady) -> None:
+        """Queue the sequence that waited for this grammar, unless it has been cancelled meanwhile."""
+        sequence = self._compiling.pop(ready.key, None)
+        if sequence is None:
+            return
+        if isinstance(ready.result, KilnError):
+            self._end(sequence, FinishReason.ERROR, ready.result)
+        else:
+            sequence.grammar = ready.result
+            self._scheduler.add(sequence)
 
     # One step.
 
@@ -178,6 +220,9 @@ class EngineWorker:
     def _pick(self, sequence: Sequence, logits: NDArray[np.float32], now: float) -> None:
         try:
             pick = _choose(sequence, logits, now)
+        except KilnError as error:
+            self._end(sequence, FinishReason.ERROR, error)
+            return
         except Exception:
             # A fault in one request's sampling must not cost the others anything.
             log.exception("sampling failed")
@@ -205,6 +250,7 @@ class EngineWorker:
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: KilnError | None = None) -> None:
         self._drop(self._scheduler.finish(sequence))
+        self._compiling.pop(sequence.key, None)
         del self._sequences[sequence.key]
         self._post(sequence).end = sequence.end(reason, time.monotonic(), error)
 
@@ -236,7 +282,7 @@ class EngineWorker:
         scheduler = self._scheduler
         stats = EngineStats(
             running=len(scheduler.running),
-            waiting=scheduler.waiting,
+            waiting=scheduler.waiting + len(self._compiling),
             kv_cells_used=scheduler.ledger.cells - scheduler.ledger.free,
             kv_cells=scheduler.ledger.cells,
             steps=self._steps,
@@ -250,14 +296,35 @@ class EngineWorker:
 
 
 def _choose(sequence: Sequence, logits: NDArray[np.float32], now: float) -> Pick:
-    """Sample, and let the thinking gate replace what was sampled."""
-    gate = sequence.gate
+    """Sample, let the thinking gate replace what was sampled, and keep the answer to its grammar."""
+    gate, grammar = sequence.gate, sequence.grammar
     if gate is None or gate.is_done:
-        token, logprob = sequence.sampler.pick(logits)
+        token, logprob = sequence.sampler.pick(logits, None if grammar is None else grammar.allowed())
+        if grammar is not None:
+            grammar.accept(token)
         return Pick(token, Source.SAMPLED, logprob)
     if gate.next_forced is not None:
         token, source = gate.accept(gate.next_forced, now)
         return Pick(token, source, None)
+    if grammar is not None:
+        return _choose_before_grammar(sequence, gate, grammar, logits, now)
     sampled, logprob = sequence.sampler.pick(logits)
     token, source = gate.accept(sampled, now)
     return Pick(token, source, logprob if source is Source.SAMPLED else None)
+
+
+def _choose_before_grammar(
+    sequence: Sequence, gate: ThinkingGate, grammar: GrammarState, logits: NDArray[np.float32], now: float
+) -> Pick:
+    """Sample a thinking token. Not one that closes the thinking and goes on with what the grammar refuses."""
+    allowed = grammar.while_thinking
+    sampled, logprob = sequence.sampler.pick(logits, allowed)
+    while not grammar.can_begin_with(rest := gate.text_after_close(sampled)):
+        allowed = allowed.copy()
+        allowed[sampled] = False
+        sampled, logprob = sequence.sampler.pick(logits, allowed)
+    token, source = gate.accept(sampled, now)
+    if source is Source.FORCED:
+        return Pick(token, source, None)
+    grammar.begin_with(rest)
+    return Pick(token, source, logprob)

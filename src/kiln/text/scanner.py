@@ -17,22 +17,38 @@ class Channel(StrEnum):
     REASONING = "reasoning"
     CONTENT = "content"
     TOOL = "tool"
+    TOOL_PART = "tool_part"
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of one channel. A TOOL span is the whole body of one call, without its markers."""
+    """A piece of one channel. A TOOL span is the whole body of one call, between the markers it names."""
 
     channel: Channel
     text: str
+    opened_by: str = ""
+    closed_by: str = ""
+
+    @property
+    def as_written(self) -> str:
+        """The text with its markers."""
+        return f"{self.opened_by}{self.text}{self.closed_by}"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolMarkers:
-    """What encloses a tool call in generated text."""
+    """What encloses a tool call in generated text.
+
+    `also_open` are other ways to begin one. An answer that begins with one of `starts` is a call from there,
+    that text included. With `ends_with_turn` the end of the model's turn closes a call too; an empty `close`
+    leaves it to that.
+    """
 
     open: str
     close: str
+    also_open: tuple[str, ...] = ()
+    starts: tuple[str, ...] = ()
+    ends_with_turn: bool = False
 
 
 class Scanner:
@@ -46,6 +62,9 @@ class Scanner:
       second close tag as well;
     - before a close tag or a tool call they are dropped, so trailing ones wait for what follows.
 
+    `silent` texts in content are dropped. With `live_calls` the body of a call comes as TOOL_PART spans too,
+    while it is written; the TOOL span behind them repeats it whole.
+
     `stopped` is the stop string that matched, after which all text is ignored; `in_reasoning` says whether
     a reasoning block is open.
     """
@@ -57,6 +76,8 @@ class Scanner:
         in_reasoning: bool,
         stops: Sequence[str] = (),
         tools: ToolMarkers | None = None,
+        silent: Sequence[str] = (),
+        live_calls: bool = False,
     ) -> None:
         """`in_reasoning` says that the prompt already opened the block; without `tags` it has no effect."""
         self.stopped: str | None = None
@@ -65,10 +86,15 @@ class Scanner:
         self._close = tags.close if tags is not None else ""
         self._stops = frozenset(stops)
         self._tools = tools
-        tool_open, tool_close = (tools.open, tools.close) if tools is not None else ("", "")
+        self._silent = frozenset(silent)
+        self._live_calls = live_calls
+        tool_opens = (tools.open, *tools.also_open) if tools is not None else ()
+        tool_close = tools.close if tools is not None else ""
+        self._starts = tools.starts if tools is not None else ()
+        self._start_text = ""  # whitespace that an answer begins with, and what may be a start behind it
         self._searches = {
             Channel.REASONING: MarkerSearch([self._close]),
-            Channel.CONTENT: MarkerSearch([self._open, tool_open, *stops]),
+            Channel.CONTENT: MarkerSearch([self._open, *tool_opens, *silent, *stops]),
             Channel.TOOL: MarkerSearch([tool_close]),
         }
         self._state = Channel.REASONING if self.in_reasoning else Channel.CONTENT
@@ -77,6 +103,12 @@ class Scanner:
         self._lead = ""  # the beginning of what may be a second close tag
         self._newlines: list[str] = []  # trailing newlines that wait for what follows
         self._tool_body: list[str] = []
+        self._tool_open = ""
+
+    @property
+    def in_call(self) -> bool:
+        """Whether a tool call has begun and not ended."""
+        return self._state is Channel.TOOL
 
     def feed(self, text: str) -> list[Span]:
         """The spans that became certain with this text."""
@@ -86,17 +118,23 @@ class Scanner:
             self._consume(text[start : start + _CHUNK], spans, final=False)
         return spans
 
-    def finish(self) -> list[Span]:
-        """The spans that were held back. An unclosed tool call is content, its marker included."""
+    def finish(self, *, turn_ended: bool = False) -> list[Span]:
+        """The spans that were held back. `turn_ended`: the model ended its turn, nothing cut it.
+
+        An unclosed tool call is content, its marker included, unless the end of the turn closes it.
+        """
         spans: list[Span] = []
         self._consume("", spans, final=True)
         if self.stopped is not None:
             return spans
         if self._state is Channel.TOOL and self._tools is not None:
-            body, self._tool_body = self._tools.open + "".join(self._tool_body), []
-            self._state = Channel.CONTENT
-            self._flush_newlines(spans)
-            _append(spans, Channel.CONTENT, body)
+            if turn_ended and self._tools.ends_with_turn:
+                self._end_call("", spans)
+            else:
+                body, self._tool_body = self._tool_open + "".join(self._tool_body), []
+                self._state = Channel.CONTENT
+                self._flush_newlines(spans)
+                _append(spans, Channel.CONTENT, body)
         self._flush_newlines(spans)
         return spans
 
@@ -105,6 +143,10 @@ class Scanner:
             if self._in_lead:
                 text = self._skip_lead(text, final=final)
                 if self._in_lead:
+                    return
+            if self._starts and self._state is Channel.CONTENT:
+                text = self._look_for_start(text, final=final)
+                if self._start_text:
                     return
             search = self._searches[self._state]
             search.push(text)
@@ -129,25 +171,44 @@ class Scanner:
             self._in_lead = False
         return text
 
+    def _look_for_start(self, text: str, *, final: bool) -> str:
+        """Where an answer begins: enter a call that has no marker. Text that decides nothing yet is kept."""
+        text, self._start_text = self._start_text + text, ""
+        bare = text.lstrip()
+        if any(bare.startswith(start) for start in self._starts):
+            self._state, self._tool_open, self._starts = Channel.TOOL, "", ()
+            return bare
+        if not final and any(start.startswith(bare) for start in self._starts):
+            self._start_text = text
+            return ""
+        if bare:
+            self._starts = ()
+        return text
+
     def _pass(self, marker: str, spans: list[Span]) -> None:
         """Change state at a marker. A stop string that is also a tag counts as the stop string."""
         if self._state is Channel.REASONING:
             self._newlines.clear()
             self._enter(Channel.CONTENT, closed=True)
         elif self._state is Channel.TOOL:
-            self._newlines.clear()
-            spans.append(Span(Channel.TOOL, "".join(self._tool_body)))
-            self._tool_body = []
-            self._enter(Channel.CONTENT, closed=False)
+            self._end_call(marker, spans)
         elif marker in self._stops:
             self._flush_newlines(spans)
             self.stopped = marker
         elif marker == self._open:
             self._flush_newlines(spans)
             self._enter(Channel.REASONING, closed=False)
+        elif marker in self._silent:
+            pass
         else:
             # The newlines before it are kept: they are content after all if the call never closes.
-            self._state = Channel.TOOL
+            self._state, self._tool_open, self._starts = Channel.TOOL, marker, ()
+
+    def _end_call(self, marker: str, spans: list[Span]) -> None:
+        self._newlines.clear()
+        spans.append(Span(Channel.TOOL, "".join(self._tool_body), self._tool_open, marker))
+        self._tool_body = []
+        self._enter(Channel.CONTENT, closed=False)
 
     def _enter(self, state: Channel, *, closed: bool) -> None:
         self._state = state
@@ -161,6 +222,8 @@ class Scanner:
             return
         if self._state is Channel.TOOL:
             self._tool_body.append(text)
+            if self._live_calls:
+                spans.append(Span(Channel.TOOL_PART, text))
             return
         waits = self._state is Channel.REASONING or self._tools is not None
         body = text.rstrip(NEWLINES) if waits else text

@@ -189,25 +189,34 @@ class ThinkingGate:
         self._closed = self._progress == len(self._close.ids)
         return token, Source.FORCED
 
+    def text_after_close(self, token: int) -> bytes:
+        """What `token` would say behind a close tag that it completes; tokens may spell the tag freely."""
+        if self._closed or self._forcing:
+            return b""
+        text, start = self._find_tag(token)
+        return b"" if start < 0 else text[start + len(self._close.tag) :]
+
     def _tag_began(self, token: int) -> int | None:
         """How many tokens up to this one begin at or after the tag's first byte; None if no tag ends here."""
-        piece = self._pieces[token]
-        tag = self._close.tag
-        if tag[-1] not in piece:
-            return None
-        parts = [self._pieces[t] for t in self._recent]
-        text = b"".join(parts) + piece
-        # A tag that ended earlier would have closed the gate then: only this piece can complete it.
-        start = text.find(tag, max(0, len(text) - len(piece) - len(tag) + 1))
+        text, start = self._find_tag(token)
         if start < 0:
             return None
         count, position = 0, len(text)
-        for part in (piece, *reversed(parts)):
+        for part in (self._pieces[t] for t in (token, *reversed(self._recent))):
             position -= len(part)
             if position < start:
                 break
             count += 1
         return count
+
+    def _find_tag(self, token: int) -> tuple[bytes, int]:
+        """The text up to and with `token`, and where in it the tag begins that it completes; else -1."""
+        piece, tag = self._pieces[token], self._close.tag
+        if tag[-1] not in piece:
+            return piece, -1
+        text = b"".join(self._pieces[t] for t in self._recent) + piece
+        # A tag that ended earlier would have closed the gate then: only this piece can complete it.
+        return text, text.find(tag, max(0, len(text) - len(piece) - len(tag) + 1))
 
 
 def stop_overlaps_close(stop: str, tag: str) -> bool:

@@ -1,0 +1,232 @@
+"""The adapters of a server: what the directory holds, in which revision, and which is the default.
+
+The directory is the truth. A request looks at the files' stamps; where they have changed, the adapter
+is read again, and requests that run keep the revision they began with: its converted file is named by
+its content and stays while anybody holds the revision.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from kiln.adapters.base import BaseModel
+from kiln.adapters.names import is_name
+from kiln.adapters.revision import Revision, Signature, read_revision, signature_of
+from kiln.adapters.selection import NO_ADAPTER, Selection, compose
+from kiln.adapters.storage import Storage
+from kiln.core.errors import AdapterNotFound, AdaptersNotServed, InvalidAdapter, RequestError
+from kiln.core.text import shorten
+
+log = logging.getLogger(__name__)
+
+# Converted files that no server has used for this long are deleted at start.
+_KEEP_CONVERTED_S = 7 * 24 * 3600
+
+
+class AdaptersNotReady(Exception):
+    """Adapters must be read first: call `load` for each of `names` where it may take its time."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(", ".join(names))
+        self.names = tuple(names)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was found when the files stood as `signature`.
+
+    With a `problem` the revision is the last good one, if there was any.
+    """
+
+    signature: Signature | None
+    revision: Revision | None
+    problem: RequestError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One adapter of the directory, as listings show it."""
+
+    name: str
+    known: Known
+
+
+class AdapterRegistry:
+    """Thread-safe. `resolve` looks at file stamps only; everything else may take long."""
+
+    def __init__(
+        self, storage: Storage | None, read_base: Callable[[], BaseModel], *, max_bytes: int
+    ) -> None:
+        """Without storage there are no adapters. `read_base` is called when the first one is read."""
+        self.max_bytes = max_bytes
+        self._storage = storage
+        self._read_base = read_base
+        self._known: dict[str, Known] = {}
+        self._superseded: dict[Path, weakref.ref[Revision]] = {}
+        self._default: tuple[tuple[str, float], ...] = ()
+        # One adapter is read at a time; requests for others do not wait for this lock.
+        self._loading = threading.RLock()
+
+    @property
+    def storage(self) -> Storage:
+        if self._storage is None:
+            raise AdaptersNotServed("this server has no adapter directory")
+        return self._storage
+
+    @property
+    def default(self) -> str | None:
+        """Name of the adapter that requests get which name none; None is the base model."""
+        return self._default[0][0] if self._default else None
+
+    @cached_property
+    def base(self) -> BaseModel:
+        return self._read_base()
+
+    def resolve(self, pairs: Sequence[tuple[str, float]] | None, field: str) -> Selection:
+        """The selection of names and scales; None = the server's default.
+
+        Raises AdapterNotFound or InvalidAdapter, naming `field`, and AdaptersNotReady.
+        """
+        asked = self._default if pairs is None else pairs
+        if not asked:
+            return NO_ADAPTER
+        waiting = [name for name in dict.fromkeys(n for n, _ in asked) if not self._is_current(name)]
+        if waiting:
+            raise AdaptersNotReady(waiting)
+        parts = []
+        for index, (name, scale) in enumerate(asked):
+            param = f"adapters[{index}].name" if field == "adapters" else field
+            parts.append((self._find(name, param), scale))
+        return compose(parts, field)
+
+    def load(self, name: str) -> Known:
+        """Bring one adapter up to date with its files. Problems are kept, to be told to who asks."""
+        with self._loading:
+            if self._is_current(name) and name in self._known:
+                return self._known[name]
+            known = self._read(name, self._known.get(name))
+            self._replace(name, known)
+            return known
+
+    def load_default(self, name: str | None) -> None:
+        """Make an adapter the default, or the base model. Raises AdapterNotFound or InvalidAdapter."""
+        if name is None:
+            self._default = ()
+            return
+        self.load(name)
+        self._find(name, "name")
+        self._default = ((name, 1.0),)
+
+    def entries(self) -> list[Entry]:
+        """Everything in the directory, by name. Reads what has changed."""
+        if self._storage is None:
+            return []
+        names = self._storage.names()
+        for gone in self._known.keys() - set(names):
+            self.load(gone)
+        return [Entry(name, self.load(name)) for name in names]
+
+    def revision(self, name: str, param: str) -> Revision:
+        """The present revision. Raises AdapterNotFound, or InvalidAdapter, also if an older one is good."""
+        known = self.load(name)
+        if known.problem is not None:
+            raise _copy(known.problem, name, param)
+        return self._find(name, param)
+
+    def start(self) -> None:
+        """Clean up what a crash may have left, and converted files that nobody uses."""
+        if self._storage is not None:
+            self._storage.recover()
+            for path in self._storage.converted.glob("*.gguf"):
+                if path.stat().st_mtime < time.time() - _KEEP_CONVERTED_S:
+                    path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        if self._storage is not None:
+            self._storage.close()
+
+    def _is_current(self, name: str) -> bool:
+        """Whether what is known of a name still holds. An unknown name without files is current."""
+        known = self._known.get(name)
+        try:
+            signature = self._signature(name)
+        except InvalidAdapter:
+            # Half an adapter: it was looked at, or it must be.
+            return known is not None and known.signature is None and known.problem is not None
+        if known is None:
+            return signature is None
+        if known.revision is not None and not known.revision.path.exists():
+            return False
+        return signature is not None and known.signature == signature
+
+    def _signature(self, name: str) -> Signature | None:
+        if self._storage is None or not is_name(name):
+            return None
+        return signature_of(self._storage.folder(name))
+
+    def _read(self, name: str, before: Known | None) -> Known:
+        signature: Signature | None = None
+        try:
+            signature = self._signature(name)
+            if signature is None:
+                raise AdapterNotFound(f"there is no adapter {shorten(name)}")
+            return Known(
+                *read_revision(
+                    name,
+                    self.storage.folder(name),
+                    self.storage.converted,
+                    lambda: self.base,
+                    self.max_bytes,
+                )
+            )
+        except AdapterNotFound as error:
+            return Known(None, None, error)
+        except RequestError as error:
+            log.warning("the adapter %s cannot be loaded: %s", name, error.message)
+            return Known(signature, before.revision if before is not None else None, error)
+
+    def _replace(self, name: str, known: Known) -> None:
+        before = self._known.get(name)
+        if isinstance(known.problem, AdapterNotFound):
+            self._known.pop(name, None)
+        else:
+            self._known[name] = known
+        old = before.revision if before is not None else None
+        if old is not None and (known.revision is None or known.revision.path != old.path):
+            self._superseded[old.path] = weakref.ref(old)
+            if known.revision is not None:
+                log.info("the adapter %s is now %s", name, known.revision.content_sha256)
+        del before, old
+        self._trim()
+
+    def _trim(self) -> None:
+        """Delete converted files of revisions that nobody holds any more."""
+        current = {known.revision.path for known in self._known.values() if known.revision is not None}
+        for path, held in list(self._superseded.items()):
+            if path in current:
+                del self._superseded[path]
+            elif held() is None:
+                del self._superseded[path]
+                path.unlink(missing_ok=True)
+
+    def _find(self, name: str, param: str) -> Revision:
+        known = self._known.get(name)
+        if known is None:
+            raise AdapterNotFound(f"there is no adapter {shorten(name)}", param=param)
+        if known.revision is None:
+            assert known.problem is not None
+            raise _copy(known.problem, name, param)
+        return known.revision
+
+
+def _copy(problem: RequestError, name: str, param: str) -> RequestError:
+    return type(problem)(
+        f"the adapter {shorten(name)} cannot be loaded: {problem.message}", param=param, hint=problem.hint
+    )

@@ -1,0 +1,152 @@
+"""The adapter directory on disk: one folder an adapter, and `.kiln` for what is in the making.
+
+    math/adapter_config.json, adapter_model.safetensors, README.md
+    .kiln/staging/<id>/          being written; a rename into place makes it an adapter
+    .kiln/replaced/<id>/<name>   on its way out, until the new one is in place
+    .kiln/converted/<key>.gguf   what llama.cpp loads (or in model.adapter_cache_dir)
+    .kiln/lock                   held by every server that uses the directory
+
+A crash at any point leaves every adapter whole, old or new; `recover` removes the rest.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from kiln.adapters.config import CONFIG_FILE
+from kiln.adapters.names import is_name
+from kiln.adapters.weights import WEIGHTS_FILE
+from kiln.core.errors import AdapterQuotaExceeded, ConfigError, InvalidAdapter
+
+README_FILE = "README.md"
+KEPT_FILES = (CONFIG_FILE, WEIGHTS_FILE, README_FILE)
+
+
+class Storage:
+    """Files of one adapter directory. Every method may take long; renames are one at a time."""
+
+    def __init__(self, root: Path, *, converted: Path | None = None, quota: int | None = None) -> None:
+        """Makes the directory where it is missing. Raises ConfigError where it cannot be used."""
+        self.root = root
+        self.quota = quota
+        self._own = root / ".kiln"
+        self.converted = converted if converted is not None else self._own / "converted"
+        self._renaming = threading.Lock()
+        try:
+            self._own.mkdir(parents=True, exist_ok=True)
+            self.converted.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self._own / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise ConfigError(
+                f"model.adapter_dir = {str(root)!r} cannot be used: {error.strerror}",
+                hint="kiln keeps uploads and converted adapters there, so it must be writable.",
+            ) from None
+
+    def recover(self) -> None:
+        """Undo what a crash left half-made, unless another server uses the directory right now."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pass
+        else:
+            for replaced in self._own.glob("replaced/*/*"):
+                if not self.folder(replaced.name).exists():
+                    replaced.rename(self.folder(replaced.name))
+            shutil.rmtree(self._own / "replaced", ignore_errors=True)
+            shutil.rmtree(self._own / "staging", ignore_errors=True)
+            for part in self.converted.glob("*.part"):
+                part.unlink(missing_ok=True)
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+    def folder(self, name: str) -> Path:
+        return self.root / name
+
+    def names(self) -> list[str]:
+        """Names of all folders that may be adapters."""
+        return sorted(path.name for path in self.root.iterdir() if is_name(path.name) and path.is_dir())
+
+    def used_bytes(self) -> int:
+        """What the adapters take, without their converted copies."""
+        return sum(_size(self.folder(name)) for name in self.names())
+
+    @contextmanager
+    def staged(self) -> Iterator[Path]:
+        """A new empty folder on the same file system; what is left of it afterwards is deleted."""
+        folder = self._own / "staging" / uuid.uuid4().hex
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def check_quota(self, size: int, replacing: str) -> None:
+        """Raises AdapterQuotaExceeded where `size` more bytes, without the replaced ones, are too many."""
+        if self.quota is None:
+            return
+        used = self.used_bytes() - _size(self.folder(replacing))
+        if used + size > self.quota:
+            raise AdapterQuotaExceeded(
+                f"the adapter has {size} bytes, {max(0, self.quota - used)} of {self.quota} are free"
+            )
+
+    def install(self, staged: Path, name: str) -> bool:
+        """Make a staged folder the adapter `name`. Returns whether it replaced another."""
+        for path in [*staged.iterdir(), staged]:
+            _sync(path)
+        with self._renaming:
+            self.check_quota(_size(staged), name)
+            target = self.folder(name)
+            replaced = target.exists()
+            aside = self._own / "replaced" / uuid.uuid4().hex
+            if replaced:
+                aside.mkdir(parents=True)
+                target.rename(aside / name)
+            staged.rename(target)
+            _sync(self.root)
+        shutil.rmtree(aside, ignore_errors=True)
+        return replaced
+
+    def remove(self, name: str) -> bool:
+        """Delete an adapter: first out of sight, then from the disk. False if there is none."""
+        with self.staged() as folder, self._renaming:
+            if not self.folder(name).exists():
+                return False
+            self.folder(name).rename(folder / "removed")
+            _sync(self.root)
+        return True
+
+    def read(self, name: str) -> Mapping[str, Path]:
+        """The files of an adapter that are worth carrying, by name."""
+        paths = {file: self.folder(name) / file for file in KEPT_FILES}
+        if not paths[CONFIG_FILE].is_file() or not paths[WEIGHTS_FILE].is_file():
+            raise InvalidAdapter("its files are not complete")
+        return {file: path for file, path in paths.items() if path.is_file()}
+
+
+def _size(folder: Path) -> int:
+    if not folder.is_dir():
+        return 0
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # gone meanwhile
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
+def _sync(path: Path) -> None:
+    """Have the disk hold it before a rename says so."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

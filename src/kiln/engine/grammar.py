@@ -1,0 +1,191 @@
+"""Grammars at decode time: compiled once, then a mask of the tokens that may come next.
+
+llguidance parses byte by byte over the model's own vocabulary, so a text may be cut into tokens as the
+model likes. Control and other added tokens are no text to it: they come only where a grammar names them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from numpy.typing import NDArray
+
+from kiln.core.errors import GrammarFailed, KilnError
+from kiln.core.tokens import Tokenizer
+
+# Compiled grammars kept for requests to come. One takes from some kilobytes to a few megabytes.
+KEPT_GRAMMARS = 64
+COMPILE_THREADS = 2
+
+
+class GrammarState:
+    """Where one sequence stands in its grammar. Used on the engine thread only."""
+
+    __slots__ = ("_bits", "_has_begun", "_matcher", "_vocabulary")
+
+    def __init__(self, matcher: LLMatcher, vocabulary: GrammarVocabulary) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._bits = np.zeros(vocabulary.mask_words, np.uint32)
+        self._has_begun = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing can follow: the sequence ends here."""
+        return self._has_begun and self._matcher.is_stopped()
+
+    @property
+    def while_thinking(self) -> NDArray[np.bool_]:
+        """What may come before the grammar begins: all but the end, as there is no answer yet."""
+        return self._vocabulary.endless
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """Which tokens may come next, shape (n_vocab,). Raises GrammarFailed if that is too hard to tell."""
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        self._check()
+        bits = np.unpackbits(self._bits.view(np.uint8), bitorder="little", count=self._vocabulary.n_vocab)
+        return bits.view(np.bool_)
+
+    def accept(self, token: int) -> None:
+        """Take the token that was chosen among the allowed ones."""
+        self._has_begun = True
+        if not self._matcher.consume_token(token):
+            self._check()
+
+    def can_begin_with(self, text: bytes) -> bool:
+        """Whether the grammar may begin with `text`, the rest of the token that closed the thinking."""
+        tokens = self._vocabulary.cut(text)
+        return self._matcher.validate_tokens(tokens) == len(tokens)
+
+    def begin_with(self, text: bytes) -> None:
+        """Take the rest of the token that closed the thinking."""
+        for token in self._vocabulary.cut(text):
+            self.accept(token)
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarFailed(f"the grammar cannot be followed: {first_line(self._matcher.get_error())}")
+
+
+class GrammarVocabulary:
+    """A tokenizer as llguidance sees it. Building it takes up to a second for a large vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        added = {spelling.encode() for spelling in tokenizer.added_spellings if spelling.strip()}
+        self.n_vocab = tokenizer.n_vocab
+        self.tokens = list(tokenizer.pieces)
+        self.special_token_ids = [token for token, piece in enumerate(self.tokens) if piece in added]
+        self.bos_token_id = None
+        ends = sorted(tokenizer.eos_ids)
+        if not ends:
+            # llguidance wants an end token. This one is behind the vocabulary, where no model can draw it.
+            ends = [len(self.tokens)]
+            self.tokens.append(b"</s>")
+            self.special_token_ids.append(ends[0])
+        self.eos_token_id = ends[0]
+        self._tokenizer = tokenizer
+        self.mask_words = (len(self.tokens) + 31) // 32
+        self.endless = np.ones(self.n_vocab, np.bool_)
+        self.endless[[token for token in ends if token < self.n_vocab]] = False
+        self.native = LLTokenizer(TokenizerWrapper(self), eos_token=ends)
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Tokens of a plain text, as llguidance asks for them."""
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "replace")
+        return self._tokenizer.encode(text, parse_special=False)
+
+    def cut(self, text: bytes) -> list[int]:
+        """Some tokens that spell `text`."""
+        return self.native.greedy_tokenize(text.decode("utf-8", "replace")) if text else []
+
+
+class GrammarCompiler:
+    """Compiles grammars over one vocabulary and keeps the last ones. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer, kept: int = KEPT_GRAMMARS) -> None:
+        self._tokenizer = tokenizer
+        self._kept = kept
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+        self._vocabulary_lock = threading.Lock()
+
+    def state(self, grammar: str) -> GrammarState:
+        """A new state of a grammar. Slow the first time: not for the engine thread, nor the event loop.
+
+        Raises GrammarFailed.
+        """
+        return self.kept_state(grammar) or self._compile(grammar)
+
+    def kept_state(self, grammar: str) -> GrammarState | None:
+        """A new state if the grammar is compiled already."""
+        with self._lock:
+            matcher = self._compiled.get(grammar)
+            if matcher is None:
+                return None
+            self._compiled.move_to_end(grammar)
+            return GrammarState(matcher.deep_copy(), self._vocabulary)
+
+    def _compile(self, grammar: str) -> GrammarState:
+        with self._vocabulary_lock:
+            vocabulary = self._vocabulary
+        matcher = LLMatcher(vocabulary.native, grammar, log_level=0)
+        if matcher.is_error():
+            raise GrammarFailed(first_line(matcher.get_error()))
+        with self._lock:
+            self._compiled[grammar] = matcher
+            while len(self._compiled) > self._kept:
+                self._compiled.popitem(last=False)
+            return GrammarState(matcher.deep_copy(), vocabulary)
+
+    @cached_property
+    def _vocabulary(self) -> GrammarVocabulary:
+        return GrammarVocabulary(self._tokenizer)
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarReady:
+    """The grammar of a waiting sequence is compiled, or cannot be."""
+
+    key: int
+    result: GrammarState | KilnError
+
+
+class GrammarThreads:
+    """Compiles beside the engine thread, so that a slow grammar makes nobody else wait."""
+
+    def __init__(self, compiler: GrammarCompiler, publish: Callable[[GrammarReady], None]) -> None:
+        """`publish` is called on a compiling thread."""
+        self._compiler = compiler
+        self._publish = publish
+        self._pool = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="kiln-grammar")
+
+    def ask(self, key: int, grammar: str) -> GrammarState | None:
+        """A state at once if the grammar is known; else None, and a GrammarReady later."""
+        state = self._compiler.kept_state(grammar)
+        if state is None:
+            self._pool.submit(self._compile, key, grammar)
+        return state
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _compile(self, key: int, grammar: str) -> None:
+        try:
+            self._publish(GrammarReady(key, self._compiler.state(grammar)))
+        except KilnError as error:
+            self._publish(GrammarReady(key, error))
+        except Exception as error:
+            self._publish(GrammarReady(key, GrammarFailed(f"the grammar cannot be compiled: {error}")))
+
+
+def first_line(message: str) -> str:
+    """llguidance's messages without the grammar text that they quote behind the first line."""
+    return message.strip().partition("\n")[0].removeprefix("ERROR: ").strip()

@@ -1,0 +1,51 @@
+"""What the tests of this folder share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kiln.adapters.base import BaseModel, read_base
+from kiln.adapters.registry import AdapterRegistry
+from kiln.adapters.storage import Storage
+
+from .native import NativeModel
+from .samples import MODEL
+
+MakeRegistry = Callable[..., AdapterRegistry]
+
+
+@pytest.fixture(scope="session")
+def base() -> BaseModel:
+    return read_base(MODEL)
+
+
+@pytest.fixture
+def native() -> Iterator[NativeModel]:
+    model = NativeModel(MODEL)
+    yield model
+    model.close()
+
+
+@pytest.fixture
+def make_registry(tmp_path: Path, base: BaseModel) -> Iterator[MakeRegistry]:
+    """Registries over the folder `saved`; each new one is like another start of the server."""
+    made: list[AdapterRegistry] = []
+
+    def make(**limits: int) -> AdapterRegistry:
+        storage = Storage(tmp_path / "saved", quota=limits.get("quota"))
+        registry = AdapterRegistry(storage, lambda: base, max_bytes=limits.get("max_bytes", 1 << 30))
+        registry.start()
+        made.append(registry)
+        return registry
+
+    yield make
+    for registry in made:
+        registry.close()
+
+
+@pytest.fixture
+def registry(make_registry: MakeRegistry) -> AdapterRegistry:
+    return make_registry()
