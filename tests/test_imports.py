@@ -18,6 +18,7 @@ RANKS = {
     "loadgen": 1,
     "thinking": 1,
     "text": 1,
+    "skills": 1,
     "store": 1,
     "tools": 1,
     "engine": 2,

@@ -35,6 +35,7 @@ from kiln.engine.process import ProcessEngine, RunnerPlan
 from kiln.http.app import build_app
 from kiln.http.metrics import Metrics
 from kiln.http.state import ServerState
+from kiln.skills.start import open_libraries
 from kiln.text.reasoning import ReasoningTags, find_tags, probe_template
 from kiln.text.template import ChatTemplate
 from kiln.text.tool_calls import find_tool_format
@@ -169,6 +170,7 @@ def _inline_engine(
 
 def _app(default: _Assembled) -> Starlette:
     settings = default.settings
+    skills, agents = open_libraries(settings)
 
     async def start() -> ServerState:
         statistics = Statistics()
@@ -188,7 +190,7 @@ def _app(default: _Assembled) -> Starlette:
             sources,
             memory_limit=None if limit is None else limit * 1_000_000,
         )
-        return ServerState(settings, catalog, metrics, statistics)
+        return ServerState(settings, catalog, metrics, statistics, skills=skills, agents=agents)
 
     app = build_app(start)
     return app

@@ -12,6 +12,7 @@ from kiln.cli.chat import chat
 from kiln.cli.config import config
 from kiln.cli.contracts import contracts
 from kiln.cli.serve import serve
+from kiln.cli.skills import skills
 
 app = typer.Typer(
     name="kiln",
@@ -25,6 +26,7 @@ app = typer.Typer(
 for command in (serve, config, chat, bench):
     app.command()(command)
 app.add_typer(contracts)
+app.add_typer(skills)
 
 
 def _show_version(wanted: bool) -> None:

@@ -13,12 +13,16 @@
     │   ├── GrammarFailed            400 grammar_failed
     │   ├── ModelNotFound            404 model_not_found
     │   ├── AdapterNotFound          404 adapter_not_found
+    │   ├── SkillNotFound            404 skill_not_found
+    │   ├── AgentNotFound            404 agent_not_found
     │   ├── ExchangeNotFound         404 exchange_not_found
     │   ├── RouteNotFound            404 route_not_found
     │   ├── MethodNotAllowed         405 method_not_allowed
     │   ├── CannotSkip               409 cannot_skip
     │   ├── AdapterInUse             409 adapter_in_use
     │   ├── AdaptersNotServed        409 adapters_not_served
+    │   ├── SkillInvalid             409 skill_invalid
+    │   ├── AgentInvalid             409 agent_invalid
     │   ├── BodyTooLarge             413 body_too_large
     │   ├── AdapterQuotaExceeded     413 adapter_quota_exceeded
     │   ├── UnsupportedMediaType     415 unsupported_media_type
@@ -122,6 +126,18 @@ class AdapterNotFound(RequestError):
     hint = "GET /v1/adapters lists what there is; send null to use the base model."
 
 
+class SkillNotFound(RequestError):
+    status = 404
+    code = "skill_not_found"
+    hint = "GET /lmkit/v1/skills lists the skills of this server."
+
+
+class AgentNotFound(RequestError):
+    status = 404
+    code = "agent_not_found"
+    hint = "GET /lmkit/v1/agents lists the agents of this server."
+
+
 class ExchangeNotFound(RequestError):
     status = 404
     code = "exchange_not_found"
@@ -158,6 +174,18 @@ class AdaptersNotServed(RequestError):
     status = 409
     code = "adapters_not_served"
     hint = "Start the server with --adapter-dir."
+
+
+class SkillInvalid(RequestError):
+    status = 409
+    code = "skill_invalid"
+    hint = "Correct the SKILL.md on the server as `kiln skills check` says; it is read again at once."
+
+
+class AgentInvalid(RequestError):
+    status = 409
+    code = "agent_invalid"
+    hint = "Correct the agent's file on the server; it is read again at once."
 
 
 class BodyTooLarge(RequestError):

@@ -315,6 +315,24 @@ def _is_web_address(text: str) -> bool:
     return re.fullmatch(r"https?://[^/\s?#]+([/?][^\s#]*)?", text) is not None
 
 
+@dataclass(frozen=True, slots=True)
+class SkillsSettings:
+    """Skills that requests may use."""
+
+    dir: str | None = _setting(
+        None, "Folder of skills, each a folder with a SKILL.md; read again when they change."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AgentsSettings:
+    """Agents that requests may adopt."""
+
+    dir: str | None = _setting(
+        None, "Folder of agents, each a file `<name>.toml`; read again when they change."
+    )
+
+
 @dataclass(frozen=True)
 class Settings:
     """All settings, resolved. `sources` says for each key, as `server.port`, which of SOURCES set it."""
@@ -324,6 +342,8 @@ class Settings:
     engine: EngineSettings = field(default_factory=EngineSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     tools: ToolsSettings = field(default_factory=ToolsSettings)
+    skills: SkillsSettings = field(default_factory=SkillsSettings)
+    agents: AgentsSettings = field(default_factory=AgentsSettings)
     mcp: Mapping[str, McpServerSettings] = field(default_factory=lambda: MappingProxyType({}))
     models: Mapping[str, CatalogModelSettings] = field(default_factory=lambda: MappingProxyType({}))
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(_default_sources()))
@@ -357,6 +377,8 @@ class Settings:
             EngineSettings(**parts["engine"]),
             SamplingSettings(**parts["sampling"]),
             ToolsSettings(**parts["tools"]),
+            SkillsSettings(**parts["skills"]),
+            AgentsSettings(**parts["agents"]),
             sources=MappingProxyType(_default_sources() | dict(sources)),
             **{family: MappingProxyType(dict(named)) for family, named in (tables or {}).items()},
         )
@@ -394,6 +416,8 @@ SECTIONS: Mapping[str, type] = MappingProxyType(
         "engine": EngineSettings,
         "sampling": SamplingSettings,
         "tools": ToolsSettings,
+        "skills": SkillsSettings,
+        "agents": AgentsSettings,
     }
 )
 

@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kiln.http import openapi, routes_completions, routes_kiln, routes_meta
+from kiln.http import openapi, routes_catalog, routes_completions, routes_kiln, routes_meta
 from kiln.http.problems import EXCEPTION_HANDLERS
 from kiln.http.state import ServerState
 
@@ -29,6 +29,8 @@ ROUTES = [
     Route("/openapi.json", openapi.openapi_route, methods=["GET"]),
     Route("/docs", openapi.docs_page, methods=["GET"]),
     Route("/lmkit/v1/models", routes_meta.native_models, methods=["GET"]),
+    Route("/lmkit/v1/skills", routes_catalog.list_skills, methods=["GET"]),
+    Route("/lmkit/v1/agents", routes_catalog.list_agents, methods=["GET"]),
     Route("/lmkit/v1/chat/skip-thinking", routes_meta.skip_thinking, methods=["POST"]),
 ]
 

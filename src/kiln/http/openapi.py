@@ -67,13 +67,14 @@ def openapi_document() -> Json:
             "summary": "Serves open reasoning models whose thinking can be budgeted.",
             "description": "Requests may carry unknown fields, which are ignored; responses carry described"
             " fields only. Every refusal under /v1 has one error body, which names the field and a remedy;"
-            " skip-thinking has a shorter one of its own.",
+            " the routes under /lmkit/v1 have a shorter one of their own.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
         "tags": [
             {"name": "inference", "description": "The Kiln inference contract, version 1."},
             {"name": "exchange", "description": "Acting on an exchange that is running."},
+            {"name": "catalog", "description": "Skills and agents that a native chat may name."},
             {"name": "server", "description": "What is served, how it is configured, how it is doing."},
         ],
         "paths": _paths(),
@@ -167,6 +168,16 @@ def _paths() -> Json:
                 tag="exchange",
             )
         },
+        "/lmkit/v1/skills": {
+            "get": _catalog(
+                "listSkills", "List the skills", "SkillList", "Skills; broken ones say why."
+            )
+        },
+        "/lmkit/v1/agents": {
+            "get": _catalog(
+                "listAgents", "List the agents", "AgentList", "Agents; broken ones say why."
+            )
+        },
         "/lmkit/v1/chat/skip-thinking": {"post": _skip()},
     }
 
@@ -190,6 +201,12 @@ def _chat() -> Json:
         responses,
         _GENERATES,
     )
+
+
+def _catalog(operation_id: str, summary: str, body: str, description: str) -> Json:
+    operation = _gets(operation_id, summary, body, description, tag="catalog")
+    operation["responses"] = {"200": _json(description, ref(body)), **_native_problems((429, 500))}
+    return operation
 
 
 def _skip() -> Json:

@@ -14,6 +14,7 @@ from kiln.core.errors import KilnError, QueueFull, RequestError, ServiceError
 from kiln.core.settings import SOURCES, Declaration, declarations
 from kiln.http.problems import RETRY_AFTER_SECONDS, error_body, native_error_body
 from kiln.http.routes_meta import SkipThinking
+from kiln.wire.catalog import AgentList, SkillList
 from kiln.wire.problems import ErrorResponse
 
 Json = dict[str, Any]
@@ -70,7 +71,7 @@ def responses() -> Json:
 
 def schemas() -> Json:
     _, structs = msgspec.json.schema_components(
-        [ErrorResponse, SkipThinking], ref_template="#/components/schemas/{name}"
+        [ErrorResponse, SkipThinking, SkillList, AgentList], ref_template="#/components/schemas/{name}"
     )
     found = dict(inference()["$defs"])
     for name, schema in json.loads(contracts.load(contracts.THINKING_BUDGET))["$defs"].items():

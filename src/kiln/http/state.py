@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kiln.chat.catalog import ModelCatalog
 from kiln.chat.service import ChatService
@@ -10,6 +10,8 @@ from kiln.chat.stats import Statistics
 from kiln.core.settings import Settings
 from kiln.dialects.kiln import ReplyOptions
 from kiln.http.metrics import Metrics
+from kiln.skills.agents import AgentLibrary
+from kiln.skills.library import SkillLibrary
 from kiln.wire.kiln import ChatCompletionRequest, ConfigHashes
 
 
@@ -21,6 +23,8 @@ class ServerState:
     catalog: ModelCatalog
     metrics: Metrics
     statistics: Statistics
+    skills: SkillLibrary = field(default_factory=SkillLibrary)
+    agents: AgentLibrary = field(default_factory=AgentLibrary)
 
     def resolved(self) -> dict[str, object]:
         """The resolved part of `/v1/config`: the default model's, and what else the catalog holds."""
