@@ -21,6 +21,7 @@ RANKS = {
     "skills": 1,
     "store": 1,
     "tools": 1,
+    "access": 2,
     "engine": 2,
     "dialects": 2,
     "backends": 3,

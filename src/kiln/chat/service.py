@@ -17,6 +17,7 @@ from kiln.chat.latency import LatencyLedger
 from kiln.chat.observe import ChoiceReport, Observer
 from kiln.chat.prepare import Prepared, budget_of, prepare
 from kiln.chat.served import ServedModel
+from kiln.core.access import current_owner
 from kiln.core.completion import ChoiceEnd, Completion, ExchangeEvent, ExchangeHead
 from kiln.core.errors import KilnError, QueueFull, RequestTimedOut, ShuttingDown
 from kiln.core.scoring import PositionScore
@@ -49,6 +50,8 @@ class Exchange:
         entered: float,
     ) -> None:
         self.head = head
+        # Whose exchange it is: nobody else may act on it.
+        self.owner = current_owner()
         self.request_id = prepared.turn.request_id
         self.can_skip = not prepared.turn.provenance
         self._generations = generations

@@ -22,6 +22,7 @@ from kiln.chat.observe import Observer, Observers
 from kiln.chat.served import DEFAULT_MAX_TOKENS, ServedModel
 from kiln.chat.service import ChatService
 from kiln.chat.stats import Statistics
+from kiln.cli.access import Access
 from kiln.cli.facts import facts
 from kiln.core.errors import ConfigError, DownloadError, ModelLoadError, SetupError
 from kiln.core.sampling import SamplingOverrides
@@ -178,6 +179,7 @@ def _app(default: _Assembled) -> Starlette:
         metrics = Metrics(lambda: catalog.stats(), default.cache.counts if default.cache is not None else {})
         observer = Observers([metrics, statistics])
         try:
+            await access.open()
             loaded = await default.start(observer)
         except SetupError as error:
             app.state.failure = error
@@ -190,9 +192,12 @@ def _app(default: _Assembled) -> Starlette:
             sources,
             memory_limit=None if limit is None else limit * 1_000_000,
         )
-        return ServerState(settings, catalog, metrics, statistics, skills=skills, agents=agents)
+        return ServerState(
+            settings, catalog, metrics, statistics, access.policy, skills=skills, agents=agents
+        )
 
-    app = build_app(start)
+    access = Access(settings)
+    app = build_app(start, cors_origins=access.cors_origins)
     return app
 
 

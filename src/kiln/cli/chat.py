@@ -36,6 +36,11 @@ class Chat:
     thinking: bool = True
     history: list[dict[str, str]] = field(default_factory=list)
     trust_env: bool = True
+    api_key: str | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
 
     def body(self) -> dict[str, Any]:
         """The request for the next answer."""
@@ -89,6 +94,12 @@ def chat(
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")] = None,
     no_thinking: Annotated[bool, typer.Option("--no-thinking", help="Switch the thinking off.")] = False,
     config: ConfigFlag = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key", metavar="KEY", envvar="KILN_API_KEY", help="With --url, sent as a bearer token."
+        ),
+    ] = None,
 ) -> None:
     """Chat with a model. Ctrl-C stops the thinking first and the answer second."""
     with plain_errors():
@@ -103,6 +114,7 @@ def chat(
         with ExitStack() as stack:
             if url is not None:
                 chat.url, chat.model = base_url(url), model
+                chat.api_key = api_key
             else:
                 chat.url = _start_server(stack, {"model": model, "config": config})
                 chat.trust_env = False  # a proxy has no business between the two halves of one process
@@ -232,7 +244,7 @@ async def _stream(chat: Chat, exchange: Exchange, view: View, interrupts: Interr
     """Receive one answer. A Ctrl-C is handled between two events of the loop, never inside one."""
     timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
     skips: set[asyncio.Task[None]] = set()
-    async with httpx.AsyncClient(timeout=timeout, trust_env=chat.trust_env) as client:
+    async with httpx.AsyncClient(timeout=timeout, trust_env=chat.trust_env, headers=chat.headers) as client:
 
         def skip_if_due() -> None:
             request_id = exchange.skip_due()

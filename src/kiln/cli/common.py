@@ -16,7 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from kiln.backends.hub import Report, is_hub_reference, resolve_model
 from kiln.cli.configuration import load_settings
-from kiln.core.errors import SetupError
+from kiln.core.errors import SetupError, StoreFailed
 from kiln.core.settings import Settings, declarations
 
 # Parameter of a command -> the setting that it is.
@@ -66,10 +66,10 @@ def settings_from(parameters: Mapping[str, Any]) -> Settings:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Turn a SetupError into one line, a hint and exit status 2."""
+    """Turn an error of the set-up or the store into one line, a hint and exit status 2."""
     try:
         yield
-    except SetupError as error:
+    except (SetupError, StoreFailed) as error:
         complain(error.message, error.hint)
         raise typer.Exit(2) from error
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -25,6 +26,9 @@ def embedded_server(settings: Settings) -> Iterator[str]:
     """
     from kiln.cli import assembly
 
+    # Reachable on loopback only, whatever server.host says of `kiln serve`: no key is needed.
+    server = replace(settings.server, host="127.0.0.1")
+    settings = replace(settings, server=server, auth=replace(settings.auth, anonymous=True))
     with serve_app(assembly.create_app(settings)) as url:
         yield url
 

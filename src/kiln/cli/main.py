@@ -11,6 +11,7 @@ from kiln.cli.bench import bench
 from kiln.cli.chat import chat
 from kiln.cli.config import config
 from kiln.cli.contracts import contracts
+from kiln.cli.keys import keys
 from kiln.cli.serve import serve
 from kiln.cli.skills import skills
 
@@ -27,6 +28,7 @@ for command in (serve, config, chat, bench):
     app.command()(command)
 app.add_typer(contracts)
 app.add_typer(skills)
+app.add_typer(keys)
 
 
 def _show_version(wanted: bool) -> None:

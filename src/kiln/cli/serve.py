@@ -73,14 +73,18 @@ def ready_text(url: str, model_name: str, settings: Settings) -> str:
     """What `kiln serve` prints once it answers."""
     tokens = settings.server.default_thinking_budget_tokens
     time = settings.server.default_thinking_budget_ms
+    key, access = "", ""
+    if not settings.serves_anonymous:
+        key = " -H \"authorization: Bearer $KILN_API_KEY\""
+        access = "\nRequests need an API key; `kiln keys create NAME` makes one, at once in force."
     return f"""kiln serves {model_name} at {url}
 
-try:  curl -s {url}/v1/chat/completions -H 'content-type: application/json' \\
+try:  curl -s {url}/v1/chat/completions -H 'content-type: application/json'{key} \\
         -d '{EXAMPLE}'
 
 Thinking budgets: a request sets thinking_budget_tokens and thinking_budget_ms (null = unlimited).
 Requests that leave them out get {_limit(tokens, "tokens")} and {_limit(time, "ms")};
-server.default_thinking_budget_tokens and server.default_thinking_budget_ms change that.
+server.default_thinking_budget_tokens and server.default_thinking_budget_ms change that.{access}
 `kiln config` shows all settings. Ctrl-C stops the server."""
 
 

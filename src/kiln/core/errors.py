@@ -6,16 +6,22 @@
     │   ├── InvalidField             400 invalid_field
     │   ├── InvalidAdapter           400 invalid_adapter
     │   ├── TemplateFailed           400 chat_template_failed
+    │   ├── KeyRefused               400 key_refused
     │   ├── EmptyPrompt              400 empty_prompt
     │   ├── ContextExceeded          400 context_length_exceeded
     │   ├── CloseCannotFit           400 thinking_close_cannot_fit
     │   ├── StopOverlapsClose        400 stop_overlaps_thinking_close
     │   ├── GrammarFailed            400 grammar_failed
+    │   ├── MissingKey               401 missing_api_key
+    │   ├── InvalidKey               401 invalid_api_key
+    │   ├── ScopeRefused             403 insufficient_scope
+    │   ├── CrossSiteRefused         403 cross_site_request
     │   ├── ModelNotFound            404 model_not_found
     │   ├── AdapterNotFound          404 adapter_not_found
     │   ├── SkillNotFound            404 skill_not_found
     │   ├── AgentNotFound            404 agent_not_found
     │   ├── ExchangeNotFound         404 exchange_not_found
+    │   ├── KeyNotFound              404 key_not_found
     │   ├── RouteNotFound            404 route_not_found
     │   ├── MethodNotAllowed         405 method_not_allowed
     │   ├── CannotSkip               409 cannot_skip
@@ -26,12 +32,15 @@
     │   ├── BodyTooLarge             413 body_too_large
     │   ├── AdapterQuotaExceeded     413 adapter_quota_exceeded
     │   ├── UnsupportedMediaType     415 unsupported_media_type
-    │   └── QueueFull                429 queue_full
+    │   ├── QueueFull                429 queue_full
+    │   ├── TooManyAtOnce            429 concurrency_limit_exceeded
+    │   └── TooManyPerMinute         429 rate_limit_exceeded
     ├── ServiceError                 the server's fault or state
     │   ├── EngineFailed             503 engine_failed
     │   ├── ModelUnavailable         503 model_unavailable
     │   ├── RequestTimedOut          504 request_timed_out
     │   ├── ShuttingDown             503 shutting_down
+    │   ├── StoreFailed              503 store_failed
     │   └── InternalError            500 internal_error
     └── SetupError                   stops start-up; never crosses HTTP
         ├── ConfigError
@@ -47,13 +56,15 @@ from __future__ import annotations
 class KilnError(Exception):
     """Base of all errors raised on purpose.
 
-    `message` says what is wrong, `param` which request field, `hint` what would mend it.
+    `message` says what is wrong, `param` which request field, `hint` what would mend it, and
+    `retry_after_s` after how many seconds the same request may succeed.
     """
 
     status = 500
     code = "internal_error"
     type = "server_error"
     hint: str | None = None
+    retry_after_s: int | None = None
 
     def __init__(self, message: str, *, param: str | None = None, hint: str | None = None) -> None:
         super().__init__(message)
@@ -114,6 +125,39 @@ class GrammarFailed(RequestError):
     hint = "Simplify the schema or the pattern that the answer has to keep to."
 
 
+class KeyRefused(RequestError):
+    code = "key_refused"
+    hint = "Correct the named value."
+
+
+class MissingKey(RequestError):
+    status = 401
+    code = "missing_api_key"
+    type = "authentication_error"
+    hint = "Send `Authorization: Bearer KEY`; `kiln keys create NAME` makes a key."
+
+
+class InvalidKey(RequestError):
+    status = 401
+    code = "invalid_api_key"
+    type = "authentication_error"
+    hint = "Check the key; `kiln keys list` shows which are in force."
+
+
+class ScopeRefused(RequestError):
+    status = 403
+    code = "insufficient_scope"
+    type = "permission_error"
+    hint = "Use a key made with `kiln keys create NAME --scope admin`."
+
+
+class CrossSiteRefused(RequestError):
+    status = 403
+    code = "cross_site_request"
+    type = "permission_error"
+    hint = "Send an API key, or list the page's origin in server.cors_origins."
+
+
 class ModelNotFound(RequestError):
     status = 404
     code = "model_not_found"
@@ -142,6 +186,12 @@ class ExchangeNotFound(RequestError):
     status = 404
     code = "exchange_not_found"
     hint = "Send the id of an exchange that is still running."
+
+
+class KeyNotFound(RequestError):
+    status = 404
+    code = "key_not_found"
+    hint = "`kiln keys list` shows which keys are in force."
 
 
 class RouteNotFound(RequestError):
@@ -210,6 +260,23 @@ class QueueFull(RequestError):
     status = 429
     code = "queue_full"
     type = "rate_limit_error"
+    retry_after_s = 1
+    hint = "Retry after the time in the Retry-After header."
+
+
+class TooManyAtOnce(RequestError):
+    status = 429
+    code = "concurrency_limit_exceeded"
+    type = "rate_limit_error"
+    retry_after_s = 1
+    hint = "Wait for a request of this key to end."
+
+
+class TooManyPerMinute(RequestError):
+    status = 429
+    code = "rate_limit_exceeded"
+    type = "rate_limit_error"
+    retry_after_s = 1
     hint = "Retry after the time in the Retry-After header."
 
 
@@ -239,6 +306,12 @@ class ShuttingDown(ServiceError):
     status = 503
     code = "shutting_down"
     hint = "Send the request to another instance, or again once the server is back."
+
+
+class StoreFailed(ServiceError):
+    status = 503
+    code = "store_failed"
+    hint = "Check the file that store.path names; the server's log says more."
 
 
 class InternalError(ServiceError):

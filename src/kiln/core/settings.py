@@ -15,6 +15,7 @@ To add a family: write the dataclass, add it to TABLES with the rule for its nam
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import json
 import math
 import re
@@ -86,6 +87,9 @@ class ServerSettings:
     include_config_hashes: bool = _setting(
         False, "Report configuration hashes, unless the request says otherwise."
     )
+    cors_origins: tuple[str, ...] = _setting(
+        (), "Origins whose pages may call the server from a browser, as https://chat.example; `*` is all."
+    )
     max_body_bytes: int = _setting(8_388_608, "Largest request body in bytes.", low=1)
     shutdown_grace_s: float = _setting(
         10.0, "Seconds that running requests get to finish at shutdown before they are cut.", low=0
@@ -93,6 +97,11 @@ class ServerSettings:
     log_level: str = _setting(
         "info", "Least severe log messages shown.", choices=("debug", "info", "warning", "error")
     )
+
+    def __post_init__(self) -> None:
+        for origin in self.cors_origins:
+            if origin != "*" and re.fullmatch(r"https?://[^/\s?#@,*]+", origin) is None:
+                raise BadValue(f"server.cors_origins names {origin}: an origin is as https://chat.example:8443")
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,11 +334,33 @@ class SkillsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AuthSettings:
+    """Who may use the server."""
+
+    anonymous: bool | None = _setting(
+        None,
+        "Whether requests without an API key are served; unset, only if server.host is a loopback address.",
+    )
+    session_hours: float = _setting(
+        12.0, "Hours until a browser's session ends by itself.", above=0, high=8760
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class AgentsSettings:
     """Agents that requests may adopt."""
 
     dir: str | None = _setting(
         None, "Folder of agents, each a file `<name>.toml`; read again when they change."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Where API keys and memory are kept."""
+
+    path: str | None = _setting(
+        None, "SQLite file of keys and memory; unset, kiln/kiln.db in the user's state directory.", high=4096
     )
 
 
@@ -346,6 +377,8 @@ class Settings:
     agents: AgentsSettings = field(default_factory=AgentsSettings)
     mcp: Mapping[str, McpServerSettings] = field(default_factory=lambda: MappingProxyType({}))
     models: Mapping[str, CatalogModelSettings] = field(default_factory=lambda: MappingProxyType({}))
+    auth: AuthSettings = field(default_factory=AuthSettings)
+    store: StoreSettings = field(default_factory=StoreSettings)
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(_default_sources()))
 
     @staticmethod
@@ -379,6 +412,8 @@ class Settings:
             ToolsSettings(**parts["tools"]),
             SkillsSettings(**parts["skills"]),
             AgentsSettings(**parts["agents"]),
+            auth=AuthSettings(**parts["auth"]),
+            store=StoreSettings(**parts["store"]),
             sources=MappingProxyType(_default_sources() | dict(sources)),
             **{family: MappingProxyType(dict(named)) for family, named in (tables or {}).items()},
         )
@@ -402,6 +437,20 @@ class Settings:
         server = dataclasses.replace(self.server, served_model_id=name)
         return dataclasses.replace(self, server=server, model=model, engine=engine, sampling=sampling)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach the server."""
+        host = self.server.host
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return host.lower() == "localhost"
+
+    @property
+    def serves_anonymous(self) -> bool:
+        """Whether callers need no API key."""
+        return self.is_local if self.auth.anonymous is None else self.auth.anonymous
+
     def get(self, name: str) -> object:
         """The value of a key such as `server.port`."""
         section, key = name.split(".")
@@ -418,6 +467,8 @@ SECTIONS: Mapping[str, type] = MappingProxyType(
         "tools": ToolsSettings,
         "skills": SkillsSettings,
         "agents": AgentsSettings,
+        "auth": AuthSettings,
+        "store": StoreSettings,
     }
 )
 

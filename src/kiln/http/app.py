@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kiln.http import openapi, routes_catalog, routes_completions, routes_kiln, routes_meta
+from kiln.http import (
+    openapi,
+    routes_catalog,
+    routes_completions,
+    routes_kiln,
+    routes_meta,
+    routes_session,
+)
+from kiln.http.guard import Guard
 from kiln.http.problems import EXCEPTION_HANDLERS
 from kiln.http.state import ServerState
 
@@ -32,10 +41,13 @@ ROUTES = [
     Route("/lmkit/v1/skills", routes_catalog.list_skills, methods=["GET"]),
     Route("/lmkit/v1/agents", routes_catalog.list_agents, methods=["GET"]),
     Route("/lmkit/v1/chat/skip-thinking", routes_meta.skip_thinking, methods=["POST"]),
+    Route("/lmkit/v1/session", routes_session.begin_session, methods=["POST"]),
+    Route("/lmkit/v1/session", routes_session.show_session, methods=["GET"]),
+    Route("/lmkit/v1/session", routes_session.end_session, methods=["DELETE"]),
 ]
 
 
-def build_app(start: Callable[[], Awaitable[ServerState]]) -> Starlette:
+def build_app(start: Callable[[], Awaitable[ServerState]], *, cors_origins: Sequence[str] = ()) -> Starlette:
     """The application. `start` loads the model and starts the engine, and runs once the loop runs."""
 
     @asynccontextmanager
@@ -47,11 +59,24 @@ def build_app(start: Callable[[], Awaitable[ServerState]]) -> Starlette:
         finally:
             await state.catalog.drain(state.settings.server.shutdown_grace_s)
             await state.catalog.close()
+            await state.access.book.close()
 
+    middleware = [Middleware(CountResponses)]
+    if cors_origins:
+        # Before the guard: a browser asks for leave without a key, and may read why it was refused.
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=cors_origins,
+                allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+                allow_headers=["authorization", "content-type", "x-api-key"],
+                expose_headers=["retry-after"],
+            )
+        )
     return Starlette(
         routes=ROUTES,
         exception_handlers=EXCEPTION_HANDLERS,
-        middleware=[Middleware(CountResponses)],
+        middleware=[*middleware, Middleware(Guard)],
         lifespan=lifespan,
     )
 

@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, Response
 from kiln import contracts
 from kiln.core.errors import RouteNotFound
 from kiln.core.text import shorten
+from kiln.http import openapi_access
 from kiln.http.openapi_parts import Json, inference, ref, responses, schemas
 
 _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'"
@@ -75,10 +76,16 @@ def openapi_document() -> Json:
             {"name": "inference", "description": "The Kiln inference contract, version 1."},
             {"name": "exchange", "description": "Acting on an exchange that is running."},
             {"name": "catalog", "description": "Skills and agents that a native chat may name."},
+            {"name": "access", "description": "Who the caller is."},
             {"name": "server", "description": "What is served, how it is configured, how it is doing."},
         ],
-        "paths": _paths(),
-        "components": {"schemas": schemas(), "responses": responses()},
+        "security": openapi_access.SECURITY,
+        "paths": openapi_access.with_refusals(_paths() | openapi_access.paths()),
+        "components": {
+            "schemas": schemas() | openapi_access.schemas(),
+            "responses": responses(),
+            "securitySchemes": openapi_access.SCHEMES,
+        },
     }
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from kiln import contracts
-from kiln.core.errors import KilnError, QueueFull, RequestError, ServiceError
+from kiln.core.errors import KilnError, RequestError, ServiceError
 from kiln.core.settings import SOURCES, Declaration, declarations
-from kiln.http.problems import RETRY_AFTER_SECONDS, error_body, native_error_body
+from kiln.http.problems import error_body, native_error_body
 from kiln.http.routes_meta import SkipThinking
 from kiln.wire.catalog import AgentList, SkillList
 from kiln.wire.problems import ErrorResponse
@@ -58,12 +58,12 @@ def responses() -> Json:
                 "description": "; ".join(f"`{kind.code}`: {kind.hint}" for kind in kinds),
                 "content": {"application/json": {"schema": ref(schema), "examples": examples}},
             }
-            if QueueFull in kinds:
+            if any(kind.retry_after_s is not None for kind in kinds):
                 found[name]["headers"] = {
                     "retry-after": {
                         "description": "Seconds to wait.",
                         "schema": {"type": "integer", "minimum": 0},
-                        "example": RETRY_AFTER_SECONDS,
+                        "example": 1,
                     }
                 }
     return found

@@ -9,13 +9,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from kiln.core.errors import InternalError, KilnError, MethodNotAllowed, QueueFull, RouteNotFound
+from kiln.core.errors import InternalError, KilnError, MethodNotAllowed, RouteNotFound
 from kiln.core.text import shorten
 from kiln.wire.problems import ErrorBody, ErrorResponse
 
 log = logging.getLogger(__name__)
-
-RETRY_AFTER_SECONDS = 1
 
 
 def error_body(error: KilnError) -> bytes:
@@ -34,8 +32,10 @@ def native_error_body(error: KilnError) -> bytes:
 def error_response(request: Request, error: KilnError, headers: dict[str, str] | None = None) -> Response:
     native = request.url.path.startswith("/lmkit/")
     headers = dict(headers or {})
-    if isinstance(error, QueueFull):
-        headers["retry-after"] = str(RETRY_AFTER_SECONDS)
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    if error.status == 401:
+        headers["www-authenticate"] = 'Bearer realm="kiln"'
     return Response(
         native_error_body(error) if native else error_body(error),
         status_code=error.status,

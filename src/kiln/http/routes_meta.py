@@ -13,6 +13,7 @@ from kiln.core.settings import settings_as_json
 from kiln.core.text import shorten
 from kiln.dialects.validate import decode
 from kiln.http.body import read_json_body
+from kiln.http.guard import caller_of
 from kiln.http.state import ServerState
 
 
@@ -89,7 +90,8 @@ async def skip_thinking(request: Request) -> Response:
     state = state_of(request)
     body = decode(await read_json_body(request, state.settings.server.max_body_bytes), SkipThinking)
     exchange = state.catalog.find(body.request_id)
-    if exchange is None:
+    # Whether another caller's exchange runs is nobody's business.
+    if exchange is None or exchange.owner != caller_of(request).owner:
         raise ExchangeNotFound(f"no running exchange {shorten(body.request_id)}", param="request_id")
     if not exchange.can_skip:
         raise CannotSkip("a rollout with provenance cannot be skipped", param="request_id")

@@ -9,6 +9,7 @@ from kiln.chat.service import ChatService
 from kiln.chat.stats import Statistics
 from kiln.core.settings import Settings
 from kiln.dialects.kiln import ReplyOptions
+from kiln.http.guard import AccessPolicy
 from kiln.http.metrics import Metrics
 from kiln.skills.agents import AgentLibrary
 from kiln.skills.library import SkillLibrary
@@ -23,6 +24,7 @@ class ServerState:
     catalog: ModelCatalog
     metrics: Metrics
     statistics: Statistics
+    access: AccessPolicy
     skills: SkillLibrary = field(default_factory=SkillLibrary)
     agents: AgentLibrary = field(default_factory=AgentLibrary)
 
