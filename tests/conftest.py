@@ -7,6 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+# Idle compute threads sleep, so that a busy machine does not slow them to a crawl. libgomp reads this when
+# it is loaded, and some test modules import llama.cpp themselves.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def own_state_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

@@ -108,7 +108,7 @@ def test_the_whole_tree_is_read() -> None:
     assert "kiln.engine.loop" in modules
     named = {target for module, text in modules.items() for _, target in imports(module, text)}
     # One import at module level, one inside a function.
-    assert "kiln.engine.scheduler.Scheduler" in named
+    assert "kiln.engine.schedule.scheduler.Scheduler" in named
     assert "kiln.backends.llamacpp.LlamaRunner" in named
 
 
@@ -139,8 +139,8 @@ def test_a_breach_is_found(module: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        ("kiln.engine.loop", "from kiln.engine.scheduler import Step"),
-        ("kiln.engine.loop", "from .scheduler import Step"),
+        ("kiln.engine.loop", "from kiln.engine.schedule.scheduler import Step"),
+        ("kiln.engine.loop", "from .schedule.scheduler import Step"),
         ("kiln.engine.loop", "from kiln.core import tokens\nfrom kiln.thinking.gate import CloseSequence"),
         ("kiln.cli.assembly", "def make():\n    from kiln.backends.llamacpp import LlamaRunner"),
         ("kiln.cli.common", "from kiln.backends.hub import resolve_model"),

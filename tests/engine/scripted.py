@@ -10,7 +10,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from kiln.engine.ports import Chunk, KVExhausted, ModelCall
+from kiln.engine.ports import AdapterFailed, AdapterSet, Chunk, KVExhausted, ModelCall
 
 FAILSAFE_S = 30.0
 
@@ -69,6 +69,9 @@ class ScriptedRunner:
         self.kv: dict[int, list[tuple[int, int]]] = {}
         self._cells = count()
         self.dead: set[int] = set()
+        # With which adapters the cells of each slot were computed.
+        self.made_with: dict[int, AdapterSet] = {}
+        self.broken_adapters: set[str] = set()
         self.first_of_call: list[list[int]] = []
         self.threads: set[int] = {threading.get_ident()}
         self.closed = False
@@ -85,6 +88,9 @@ class ScriptedRunner:
         self.calls.append(call)
         self.first_of_call.append([self._first(chunk) for chunk in call.chunks])
         self.before(index, call)
+        for use in call.adapters:
+            if use.path in self.broken_adapters:
+                raise AdapterFailed(use.path, "it is broken")
         if self._cells_held() + call.rows > self.cells:
             raise KVExhausted
         self._logits.fill(np.nan)
@@ -93,6 +99,8 @@ class ScriptedRunner:
             assert 0 <= chunk.sequence < self.sequences
             held = self.kv.setdefault(chunk.sequence, [])
             assert chunk.start == len(held), "a gap, or a slot that was not dropped"
+            made_with = self.made_with.setdefault(chunk.sequence, call.adapters)
+            assert made_with == call.adapters, "KV of other adapters"
             for place, token in enumerate(chunk.tokens, 1):
                 held.append((next(self._cells), token))
                 if chunk.logits == "all" or (chunk.logits == "last" and place == len(chunk.tokens)):
@@ -105,6 +113,7 @@ class ScriptedRunner:
     def drop(self, sequence: int) -> None:
         self.threads.add(threading.get_ident())
         self.dead |= {cell for cell, _ in self.kv.pop(sequence, [])}
+        self.made_with.pop(sequence, None)
 
     def collect(self) -> None:
         self.threads.add(threading.get_ident())
@@ -116,6 +125,7 @@ class ScriptedRunner:
         assert not self.kv.get(target), "a copy into a slot in use"
         assert length <= len(self.kv[source])
         self.kv[target] = self.kv[source][:length]
+        self.made_with[target] = self.made_with[source]
 
     def describe(self) -> Mapping[str, object]:
         self.threads.add(threading.get_ident())

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from kiln.core.budgets import Outcome, Trigger
-from kiln.core.errors import EngineFailed, ModelLoadError, QueueFull, RequestTimedOut, ShuttingDown
+from kiln.core.errors import AdapterUnusable, EngineFailed, ModelLoadError, QueueFull, RequestTimedOut, ShuttingDown
 from kiln.core.sampling import SamplingParams
 from kiln.core.scoring import PositionScore
 from kiln.core.tokens import FinishReason, Source, TokenEvent
 from kiln.engine.loop import BatchingEngine
 from kiln.engine.ports import (
+    AdapterUse,
     Generation,
     GenerationEnd,
     GenerationRequest,
@@ -731,6 +732,47 @@ async def test_a_shared_prefix_is_computed_once_and_changes_no_token() -> None:
     assert shared == apart
     assert cached == [0, 40, 40, 40] and not_cached == [0] * 4
     assert (computed, all_computed) == (41 + 3, 4 * 41)
+
+
+# Adapters.
+
+
+async def test_an_adapter_that_cannot_be_loaded_fails_only_its_requests() -> None:
+    base, good, bad, also_bad = (script(n, says=20) for n in (3, 4, 5, 6))
+    runner = ScriptedRunner([base, good, bad, also_bad], sequences=8)
+    runner.broken_adapters = {"bad"}
+    uses = [(), (AdapterUse("good", 1.0),), (AdapterUse("bad", 1.0),), (AdapterUse("bad", 0.5),)]
+    async with serving(runner, parallel=4) as engine:
+        heard = await hear_all(
+            *(
+                engine.submit(ask(s, adapters=use))
+                for s, use in zip((base, good, bad, also_bad), uses, strict=True)
+            )
+        )
+        assert [h.ids for h in heard] == [list(base.says), list(good.says), [], []]
+        for h in heard[2:]:
+            assert h.end is not None and isinstance(h.end.error, AdapterUnusable)
+            assert "it is broken" in h.end.error.message
+        # Whether it can be loaded is asked again the next time.
+        runner.broken_adapters = set()
+        assert (await hear(engine.submit(ask(bad, adapters=uses[2])))).ids == list(bad.says)
+        assert engine.stats().adapter_switches > 0
+
+
+async def test_the_form_of_a_set_of_adapters_does_not_matter() -> None:
+    one, two = script(3, says=30), script(4, says=30)
+    runner = ScriptedRunner([one, two], sequences=4)
+    hold = runner.hold_at(0)
+    a, b = AdapterUse("a", 1.0), AdapterUse("b", 0.25)
+    async with serving(runner, parallel=2) as engine:
+        first = engine.submit(ask(one, adapters=(a, b, b)))
+        await reached(hold)
+        second = engine.submit(ask(two, adapters=(AdapterUse("b", 0.5), AdapterUse("c", 0.0), a)))
+        hold.release()
+        await hear_all(first, second)
+        assert engine.stats().adapter_switches == 1
+    assert {call.adapters for call in runner.calls} == {(a, AdapterUse("b", 0.5))}
+    assert max(len(call.chunks) for call in runner.calls) == 2
 
 
 # Scoring.

@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kiln.core.sampling import SamplingParams
 from kiln.core.tokens import FinishReason, Source
-from kiln.engine.plan import Limits, Pick, PlannedCall
-from kiln.engine.ports import GenerationRequest
-from kiln.engine.scheduler import Scheduler
+from kiln.engine.ports import AdapterUse, GenerationRequest, adapter_set
+from kiln.engine.schedule.plan import Limits, Pick, PlannedCall
+from kiln.engine.schedule.scheduler import Scheduler
 from kiln.engine.sequence import Sequence
 
 from .cells import CellPool
@@ -47,6 +47,7 @@ def limits(
     stall_tokens: int | None = None,
     max_rows: int = 64,
     can_share: bool = True,
+    turn_steps: int = 4,
 ) -> Limits:
     return Limits(
         running=running,
@@ -56,6 +57,7 @@ def limits(
         stall_tokens=step_tokens if stall_tokens is None else stall_tokens,
         max_rows=max_rows,
         can_share=can_share,
+        turn_steps=turn_steps,
     )
 
 
@@ -83,11 +85,19 @@ class World:
         *,
         exact: bool = False,
         priority: bool = False,
-        scope: str = "",
+        adapters: str = "",
     ) -> Sequence:
+        """`adapters` are paths of one letter each."""
         key = len(self.submitted)
         request = GenerationRequest(
-            tuple(prompt), max_tokens, GREEDY, seed=key, exact=exact, priority=priority, scope=scope
+            tuple(prompt),
+            max_tokens,
+            GREEDY,
+            seed=key,
+            exact=exact,
+            priority=priority,
+            adapters=tuple(AdapterUse(path, 1.0) for path in adapters),
+            scope=adapters,
         )
         sequence = Sequence(key, request, None, 0.0)
         self.submitted.append(sequence)
@@ -141,6 +151,8 @@ class World:
             self.compute(planned)
         budget = self.limits.stall_tokens if decoding else self.limits.step_tokens
         assert sum(planned.call.rows for planned in step.prefill) <= min(budget, self.limits.max_rows)
+        # Adapters hold for a whole call; a turn is a whole step.
+        assert len({planned.call.adapters for planned in (*step.decode, *step.prefill)}) <= 1
         for planned in step.prefill:
             assert not decoding & {s.key for s in planned.rows}
             assert len({s.exact for s in planned.rows}) == 1
@@ -156,6 +168,7 @@ class World:
         cells = iter(self.pool.take(call.rows))
         for chunk, sequence in zip(call.chunks, rows, strict=True):
             assert chunk.sequence == sequence.slot
+            assert call.adapters == adapter_set(sequence.request.adapters)
             held = self.kv.setdefault(chunk.sequence, [])
             assert chunk.start == len(held)
             assert len(chunk.tokens) > 0
@@ -231,6 +244,7 @@ def all_limits(draw: st.DrawFn) -> Limits:
         stall_tokens=draw(st.integers(1, step_tokens)),
         max_rows=draw(st.integers(max(running, 2), 40)),
         can_share=draw(st.booleans()),
+        turn_steps=draw(st.integers(1, 5)),
     )
 
 
@@ -250,7 +264,7 @@ def add_any(world: World, data: st.DataObject) -> None:
         max_tokens,
         exact=data.draw(st.booleans()),
         priority=data.draw(st.booleans()),
-        scope=data.draw(st.sampled_from(["", "", "adapter"])),
+        adapters=data.draw(st.sampled_from(["", "", "a", "b", "ab"])),
     )
 
 
@@ -412,8 +426,8 @@ def test_a_prefix_of_another_scope_or_computed_otherwise_is_not_reused() -> None
     world.add([7] * 30, 1)
     while world.live:
         world.step()
-    for options in ({"scope": "adapter"}, {"exact": True}):
-        other = world.add([7] * 30, 1, **options)
+    for adapters, exact in (("a", False), ("", True)):
+        other = world.add([7] * 30, 1, adapters=adapters, exact=exact)
         world.step()
         assert other.cached_tokens == 0
         assert not world.live
@@ -438,6 +452,50 @@ def test_priority_overtakes_but_does_not_starve() -> None:
     assert order[0] == 2
     assert order.index(0) <= 4 and order.index(1) <= 9
     assert [key for key in order if key >= 2] == list(range(2, 12))
+
+
+def test_groups_with_different_adapters_take_turns() -> None:
+    world = World(limits(running=3, kv_cells=256, turn_steps=3))
+    served = []
+    for adapters in ("", "a", "ab"):
+        world.add([1, 2], 40, adapters=adapters)
+    for _ in range(18):
+        step = world.scheduler.schedule()
+        assert step.turn is not None
+        served.append("".join(use.path for use in step.turn))
+        world.step()
+    assert served == 2 * ([""] * 3 + ["a"] * 3 + ["ab"] * 3)
+    world.finish()
+
+
+def test_a_group_alone_is_never_interrupted() -> None:
+    world = World(limits(turn_steps=1))
+    first = world.add([1, 2], 20, adapters="a")
+    for _ in range(10):
+        world.step()
+    assert first.generated == 10
+    assert world.scheduler.switches == 1
+
+
+def test_places_are_given_in_the_order_of_the_line_whatever_the_adapters() -> None:
+    # Two places, and a stream of base requests that would keep both taken.
+    world = World(limits(running=2, kv_cells=256))
+    for key in range(8):
+        world.add([100 + key], 2 + key % 3, adapters="a" if key == 3 else "")
+    world.finish()
+    assert [s.key for s in world.admitted] == list(range(8))
+
+
+def test_a_long_prompt_of_one_group_does_not_stop_the_others() -> None:
+    world = World(limits(running=2, kv_cells=512, step_tokens=16, stall_tokens=4, turn_steps=2))
+    talker = world.add([1, 2], 60)
+    world.step()
+    world.add([3] * 200, 1, adapters="a")
+    before = talker.generated
+    for _ in range(20):
+        world.step()
+    assert talker.generated - before == 10
+    world.finish()
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,13 @@ def serve(link: socket.socket, plan: RunnerPlan) -> None:
     from kiln.backends.llamacpp import LlamaModel, LlamaRunner
 
     model = LlamaModel(Path(plan.model_path))
-    runner = LlamaRunner(model, sequences=plan.sequences, kv_cells=plan.kv_cells, threads=plan.threads)
+    runner = LlamaRunner(
+        model,
+        sequences=plan.sequences,
+        kv_cells=plan.kv_cells,
+        threads=plan.threads,
+        adapters=plan.adapters,
+    )
     link.sendall(encode_frame(Ready(runner.describe())))
 
     def publish(report: StepReport) -> None:

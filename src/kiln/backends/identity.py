@@ -13,7 +13,7 @@ import msgspec
 
 from kiln.backends.llamacpp import PINNED, LlamaModel
 from kiln.core.rollout import PolicyIdentity
-from kiln.engine.scheduler import EXACT_ROWS
+from kiln.engine.schedule.calls import EXACT_ROWS
 
 
 @dataclass(frozen=True)

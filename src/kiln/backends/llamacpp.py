@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kiln.backends.exactness import prove_exactness
+from kiln.backends.lora import AdapterShelf
 from kiln.core.errors import EngineFailed, ModelLoadError
 from kiln.core.sampling import SamplingOverrides
 from kiln.engine.ports import KVExhausted, ModelCall
@@ -258,8 +259,13 @@ class LlamaModel:
 class LlamaRunner:
     """One llama.cpp context as a `ModelRunner`: unified KV cache, flash attention, a preallocated batch."""
 
-    def __init__(self, model: LlamaModel, *, sequences: int, kv_cells: int, threads: int) -> None:
-        """`sequences` resident at once, over `kv_cells` cells. Raises ModelLoadError, also for memory."""
+    def __init__(
+        self, model: LlamaModel, *, sequences: int, kv_cells: int, threads: int, adapters: int = 8
+    ) -> None:
+        """`sequences` resident at once, over `kv_cells` cells; `adapters` are kept loaded.
+
+        Raises ModelLoadError, also for memory.
+        """
         params = native.llama_context_default_params()
         # Two more sequences: one for padding rows, with a granule of cells, and one for the dead.
         params.n_ctx = kv_cells + KV_GRANULE
@@ -285,10 +291,14 @@ class LlamaRunner:
             )
         self._memory = native.llama_get_memory(self._pointer)
         self._batch = _Batch(MAX_ROWS + 1)
+        self._adapters = AdapterShelf(model.pointer, self._pointer, most=adapters, errors=_recent_errors)
         self._exactness = prove_exactness(self)
 
     def execute(self, call: ModelCall) -> NDArray[np.float32]:
-        pad = self._padding if call.exact and self._needs_pairs else None
+        self._adapters.use(call.adapters)
+        # The matrices of an adapter are not quantized, whatever the model's are.
+        needs_pairs = self._needs_pairs or bool(call.adapters)
+        pad = self._padding if call.exact and needs_pairs else None
         wanted, outputs, padded = self._batch.fill(call, pad)
         status = native.llama_decode(self._pointer, self._batch.struct)
         if padded:
@@ -328,6 +338,7 @@ class LlamaRunner:
 
     def close(self) -> None:
         if self._pointer is not None:
+            self._adapters.close()
             native.llama_free(self._pointer)
             self._pointer = None
 

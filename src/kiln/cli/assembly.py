@@ -141,6 +141,7 @@ def _process_engine(settings: Settings, llama: LlamaModel, model: ServedModel) -
             sequences=_sequences(settings),
             kv_cells=_kv_cells(settings, model.context_length),
             threads=_threads(settings),
+            adapters=settings.engine.adapters_loaded,
             limits=_engine_limits(settings),
             log_level=settings.server.log_level,
         ),
@@ -163,6 +164,7 @@ def _inline_engine(
         step_tokens=limits.step_tokens,
         stall_tokens=limits.stall_tokens,
         retain_tokens=limits.retain_tokens,
+        turn_steps=limits.turn_steps,
         max_queue=settings.engine.max_queue,
         grammars=model.grammars,
         on_stopped=llama.close,
@@ -262,12 +264,19 @@ def _make_runner(settings: Settings, llama: LlamaModel, model: ServedModel) -> M
         sequences=_sequences(settings),
         kv_cells=_kv_cells(settings, model.context_length),
         threads=_threads(settings),
+        adapters=settings.engine.adapters_loaded,
     )
 
 
 def _engine_limits(settings: Settings) -> EngineLimits:
     engine = settings.engine
-    return EngineLimits(engine.parallel, engine.step_tokens, engine.stall_tokens, engine.retain_tokens)
+    return EngineLimits(
+        engine.parallel,
+        engine.step_tokens,
+        engine.stall_tokens,
+        engine.retain_tokens,
+        engine.adapter_turn_steps,
+    )
 
 
 def _sequences(settings: Settings) -> int:

@@ -18,6 +18,7 @@
     │   ├── CrossSiteRefused         403 cross_site_request
     │   ├── ModelNotFound            404 model_not_found
     │   ├── AdapterNotFound          404 adapter_not_found
+    │   ├── AdapterUnusable          400 adapter_unusable
     │   ├── SkillNotFound            404 skill_not_found
     │   ├── AgentNotFound            404 agent_not_found
     │   ├── ExchangeNotFound         404 exchange_not_found
@@ -180,6 +181,11 @@ class AgentNotFound(RequestError):
     status = 404
     code = "agent_not_found"
     hint = "GET /lmkit/v1/agents lists the agents of this server."
+
+
+class AdapterUnusable(RequestError):
+    code = "adapter_unusable"
+    hint = "Use an adapter that was trained for the served model, or leave the adapter out."
 
 
 class ExchangeNotFound(RequestError):

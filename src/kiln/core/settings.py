@@ -170,6 +170,15 @@ class EngineSettings:
         "Tokens kept as prefixes of requests that have ended; every one makes decoding a little slower.",
         low=0,
     )
+    adapter_turn_steps: int = _setting(
+        4,
+        "Engine steps in a row for requests with the same adapters while requests with others wait.",
+        low=1,
+        high=1024,
+    )
+    adapters_loaded: int = _setting(
+        8, "Adapters kept in memory; the least recently used one beyond that is dropped.", low=1
+    )
     exact: str = _setting(
         "auto",
         "Which requests are computed exactly: `auto` those with a seed and those that need it.",

@@ -25,8 +25,9 @@ class BatchingEngine(EngineFrontend):
 
     At most `parallel` sequences run at once; the runner's other sequences retain prefixes. A step
     computes at most `step_tokens` prompt tokens, `stall_tokens` while others decode. `pieces[i]` are
-    the bytes of token i, for the thinking gate. Without `grammars` constrained requests fail. `on_stopped`
-    runs after the runner is closed.
+    the bytes of token i, for the thinking gate. Sequences with equal adapters get `turn_steps` steps in
+    a row while others wait. Without `grammars` constrained requests fail. `on_stopped` runs after the
+    runner is closed.
     """
 
     def __init__(
@@ -39,11 +40,12 @@ class BatchingEngine(EngineFrontend):
         step_tokens: int = 512,
         stall_tokens: int = 128,
         retain_tokens: int = 4096,
+        turn_steps: int = 4,
         max_queue: int = 256,
         grammars: GrammarCompiler | None = None,
         on_stopped: Callable[[], None] = lambda: None,
     ) -> None:
-        limits = EngineLimits(parallel, step_tokens, stall_tokens, retain_tokens)
+        limits = EngineLimits(parallel, step_tokens, stall_tokens, retain_tokens, turn_steps)
         super().__init__(context_length=context_length, limits=limits, max_queue=max_queue)
         self._make_runner = make_runner
         self._pieces = pieces

@@ -39,9 +39,11 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """`parallel` sequences at once; prompt tokens a step, and while others decode; tokens retained."""
+    """`parallel` sequences at once; prompt tokens a step, and while others decode; tokens retained;
+    steps in a row for sequences with the same adapters."""
 
     parallel: int
     step_tokens: int = 512
     stall_tokens: int = 128
     retain_tokens: int = 4096
+    turn_steps: int = 4

@@ -45,6 +45,17 @@ class AdapterUse:
     scale: float
 
 
+AdapterSet = tuple[AdapterUse, ...]
+
+
+def adapter_set(uses: Sequence[AdapterUse]) -> AdapterSet:
+    """The sum that these uses mean, in one form: a path once, no zero scale, sorted by path."""
+    scales: dict[str, float] = {}
+    for use in uses:
+        scales[use.path] = scales.get(use.path, 0.0) + use.scale
+    return tuple(AdapterUse(path, scales[path]) for path in sorted(scales) if scales[path] != 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One sequence to generate.
@@ -173,6 +184,7 @@ class EngineStats:
     prompt_tokens_computed: int = 0
     prompt_tokens_cached: int = 0
     preemptions: int = 0
+    adapter_switches: int = 0
 
 
 class Engine(Protocol):
@@ -228,10 +240,12 @@ class ModelCall:
     """One call of the model: either one-token decode chunks or prefill chunks, never both.
 
     An `exact` call has at most 63 rows, and its results do not depend on which rows they are.
+    All rows are computed with `adapters`, in the form that `adapter_set` gives.
     """
 
     chunks: tuple[Chunk, ...]
     exact: bool = False
+    adapters: AdapterSet = ()
 
     @property
     def rows(self) -> int:
@@ -240,6 +254,15 @@ class ModelCall:
 
 class KVExhausted(Exception):
     """The KV cache has no place for a call; nothing was computed."""
+
+
+class AdapterFailed(Exception):
+    """An adapter of a call cannot be loaded; nothing was computed."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
 
 
 class ModelRunner(Protocol):
@@ -259,7 +282,7 @@ class ModelRunner(Protocol):
         """Run a call. Returns logits, shape (wanted rows, n_vocab), in chunk order.
 
         The array is a view that the next call overwrites. Raises KVExhausted if the cache is full,
-        EngineFailed if the native library reports an error.
+        AdapterFailed if an adapter cannot be used, EngineFailed if the native library reports an error.
         """
         ...
 

@@ -43,6 +43,7 @@ class RunnerPlan:
     sequences: int
     kv_cells: int
     threads: int
+    adapters: int
     limits: EngineLimits
     log_level: str
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kiln.core.errors import KilnError
 from kiln.core.tokens import FinishReason
 from kiln.engine.grammar import GrammarState
-from kiln.engine.ports import GenerationEnd, GenerationRequest, Timings
+from kiln.engine.ports import GenerationEnd, GenerationRequest, Timings, adapter_set
 from kiln.engine.sampler import SequenceSampler
 from kiln.thinking.gate import ThinkingGate
 
@@ -24,6 +24,7 @@ class Sequence:
 
     __slots__ = (
         "_prompt",
+        "adapters",
         "admitted",
         "cached_tokens",
         "computed",
@@ -48,6 +49,7 @@ class Sequence:
         self.key = key
         self.request = request
         self.gate = gate
+        self.adapters = adapter_set(request.adapters)
         # There once it is compiled, which is before the scheduler hears of the sequence.
         self.grammar: GrammarState | None = None
         self.sampler = SequenceSampler(request)

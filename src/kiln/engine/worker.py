@@ -16,12 +16,12 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 from numpy.typing import NDArray
 
-from kiln.core.errors import EngineFailed, GrammarFailed, InternalError, KilnError
+from kiln.core.errors import AdapterUnusable, EngineFailed, GrammarFailed, InternalError, KilnError
 from kiln.core.tokens import FinishReason, Source, TokenEvent
 from kiln.engine.grammar import GrammarCompiler, GrammarReady, GrammarState, GrammarThreads
 from kiln.engine.messages import Cancel, Command, EngineLimits, StepReport, Submit
-from kiln.engine.plan import Limits, Pick, PlannedCall, Step
 from kiln.engine.ports import (
+    AdapterFailed,
     Chunk,
     Delivery,
     EngineStats,
@@ -30,7 +30,8 @@ from kiln.engine.ports import (
     ScoreSpec,
     StepTimes,
 )
-from kiln.engine.scheduler import Scheduler
+from kiln.engine.schedule.plan import Limits, Pick, PlannedCall, Step
+from kiln.engine.schedule.scheduler import Scheduler
 from kiln.engine.scoring import score_position
 from kiln.engine.sequence import Sequence
 from kiln.thinking.gate import ThinkingGate
@@ -66,6 +67,7 @@ class EngineWorker:
                 max_rows=runner.max_rows,
                 can_share=runner.can_share,
                 retain_tokens=limits.retain_tokens,
+                turn_steps=limits.turn_steps,
             )
         )
         self._sequences: dict[int, Sequence] = {}
@@ -188,6 +190,10 @@ class EngineWorker:
                 self._scheduler.learn_exhausted(planned.call)
             self._refused = True
             return False
+        except AdapterFailed as failure:
+            log.warning("an adapter cannot be used: %s", failure)
+            self._end_users_of(failure)
+            return False
         self._refused = False
         now = time.monotonic()
         self._scheduler.apply(planned)
@@ -257,6 +263,12 @@ class EngineWorker:
     def _end_too_large(self, sequence: Sequence) -> None:
         self._end(sequence, FinishReason.ERROR, EngineFailed("the KV cache cannot hold the request"))
 
+    def _end_users_of(self, failure: AdapterFailed) -> None:
+        error = AdapterUnusable(f"the adapter cannot be used with this model: {failure.reason}")
+        for sequence in list(self._sequences.values()):
+            if any(use.path == failure.path for use in sequence.adapters):
+                self._end(sequence, FinishReason.ERROR, error)
+
     def _end_all(self, reason: FinishReason, error: KilnError | None = None) -> None:
         for sequence in list(self._sequences.values()):
             self._end(sequence, reason, error)
@@ -289,6 +301,7 @@ class EngineWorker:
             prompt_tokens_computed=self._computed,
             prompt_tokens_cached=self._cached,
             preemptions=self._preemptions,
+            adapter_switches=scheduler.switches,
         )
         self._times.handed = time.monotonic()
         self._publish(StepReport(self._outbox, self._admitted, stats))

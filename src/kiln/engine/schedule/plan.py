@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kiln.core.tokens import Source
-from kiln.engine.ports import ModelCall
+from kiln.engine.ports import AdapterSet, ModelCall
 from kiln.engine.sequence import Sequence
 
 
@@ -31,6 +31,7 @@ class PlannedCall:
 class Step:
     """One turn of the loop. Calls run in order: decode, then prefill. With `collects` dead cells are freed.
 
+    All calls use the adapters of `turn`; a step that only makes room says whose turn comes after it.
     `stuck` is a sequence that could have the whole cache to itself and still does not fit.
     """
 
@@ -41,6 +42,11 @@ class Step:
     preempted: list[Sequence] = field(default_factory=list)
     stuck: Sequence | None = None
     collects: bool = False
+    turn: AdapterSet | None = None
+
+    @property
+    def computes(self) -> bool:
+        return bool(self.decode or self.prefill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,7 @@ class Limits:
     `step_tokens` prompt tokens a step at most, `stall_tokens` while others decode. `can_share` is
     False where the model's memory cannot be copied or cut. At most `retain_tokens` are kept for requests
     that have ended: attention walks over every cell in use, also over those that nobody reads.
+    Groups of sequences with equal adapters take turns of `turn_steps` steps.
     """
 
     running: int
@@ -78,3 +85,4 @@ class Limits:
     max_rows: int
     can_share: bool = True
     retain_tokens: int = 2**31
+    turn_steps: int = 4

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kiln.engine.kv import common_prefix
+from kiln.engine.schedule.kv import common_prefix
 
 # Shorter prefixes are cheaper to compute again than to wait for or to keep.
 WORTH_SHARING = 16
