@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 
 from kiln.core.budgets import Outcome, Trigger
-from kiln.core.errors import AdapterUnusable, EngineFailed, ModelLoadError, QueueFull, RequestTimedOut, ShuttingDown
+from kiln.core.errors import (
+    AdapterUnusable,
+    EngineFailed,
+    ModelLoadError,
+    QueueFull,
+    RequestTimedOut,
+    ShuttingDown,
+)
 from kiln.core.sampling import SamplingParams
 from kiln.core.scoring import PositionScore
 from kiln.core.tokens import FinishReason, Source, TokenEvent

@@ -61,7 +61,9 @@ async def engine_of(
         await engine.stop()
 
 
-def ask(seed: int, uses: Uses = (), *, sampling: SamplingParams = HOT, exact: bool = True) -> GenerationRequest:
+def ask(
+    seed: int, uses: Uses = (), *, sampling: SamplingParams = HOT, exact: bool = True
+) -> GenerationRequest:
     """Equal prompts for equal seeds; the scope says whose KV it is, as a server has to."""
     return GenerationRequest(
         prompt(seed, 20, 120), 24, sampling, seed, exact=exact, adapters=uses, scope=repr(uses)
@@ -173,7 +175,7 @@ async def test_dropped_adapters_are_loaded_again(
 async def test_files_that_are_no_adapters_of_this_model(
     model: LlamaModel, cheerful: AdapterUse, tmp_path: Path
 ) -> None:
-    narrow = write_adapter(tmp_path / "narrow.gguf", lambda values: values[:, :4].copy())
+    write_adapter(tmp_path / "narrow.gguf", lambda values: values[:, :4].copy())
     (tmp_path / "text.gguf").write_text("This is no adapter.")
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(Path(cheerful.path).read_bytes()[:-1000])
