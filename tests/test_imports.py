@@ -26,8 +26,9 @@ RANKS = {
     "dialects": 2,
     "backends": 3,
     "chat": 3,
-    "http": 4,
-    "cli": 5,
+    "native": 4,
+    "http": 5,
+    "cli": 6,
 }
 FREE = {"kiln", "kiln.__main__"}
 ASSEMBLY = "kiln.cli.assembly"

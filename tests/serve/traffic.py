@@ -11,10 +11,13 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
+import msgspec
 
 from contract.validators import validate, validate_chat_stream
+from kiln.wire import lmkit as wire
 
 CHAT = "/v1/chat/completions"
+NATIVE_CHAT = "/lmkit/v1/chat"
 ERROR_KEYS = {"message", "type", "param", "code", "hint"}
 ERROR_TYPES = {"invalid_request_error", "rate_limit_error", "server_error"}
 TIMEOUT_S = 120.0
@@ -74,9 +77,10 @@ class _Answer:
         if path == "/metrics" and status == 200:
             return []
         if kind.startswith("text/event-stream"):
-            if path != CHAT or status != 200:
+            if path not in (CHAT, NATIVE_CHAT) or status != 200:
                 return ["an event stream where none belongs"]
-            return stream_problems(bytes(self.body))
+            check = native_stream_problems if path == NATIVE_CHAT else stream_problems
+            return check(bytes(self.body))
         if kind != "application/json":
             return [f"content type {kind!r}"]
         body = json.loads(self.body)
@@ -84,6 +88,8 @@ class _Answer:
             return []
         if status >= 400:
             return native_error_problems(body) if path.startswith("/lmkit/") else error_problems(body)
+        if path == NATIVE_CHAT:
+            return native_payload_problems("answer", body)
         return response_problems(body) if path == CHAT else []
 
 
@@ -141,6 +147,44 @@ def native_error_problems(body: Any) -> list[str]:
     if not isinstance(body, dict) or set(body) != {"error", "code"}:
         return [f"no native error body: {body!r}"]
     return [f"{k} is {v!r}" for k, v in body.items() if not isinstance(v, str) or not v]
+
+
+NATIVE_PAYLOADS = {
+    "status": wire.StatusEvent,
+    "delta": wire.DeltaEvent,
+    "skill": wire.SkillEvent,
+    "tool_call": wire.ToolCallEvent,
+    "tool_use": wire.ToolUseEvent,
+    "done": wire.DoneEvent,
+    "error": wire.NativeError,
+    "answer": wire.NativeChatResponse,
+}
+
+
+def native_payload_problems(name: str, body: Any) -> list[str]:
+    """Of one event's payload, or of the whole answer: exactly the struct's fields, and no null."""
+    if name not in NATIVE_PAYLOADS:
+        return [f"an event named {name!r}"]
+    try:
+        value = msgspec.convert(body, NATIVE_PAYLOADS[name])
+    except msgspec.ValidationError as error:
+        return [f"{name}: {error}"]
+    # What the struct does not know, or writes otherwise, shows in the way back.
+    return [] if msgspec.to_builtins(value) == body else [f"{name} is not as described: {body!r}"]
+
+
+def native_stream_problems(raw: bytes) -> list[str]:
+    """Of a whole native stream: named events, `done` or `error` once and at the end."""
+    if not raw.endswith(b"\n\n"):
+        return ["the stream is cut"]
+    names, problems = [], []
+    for event in raw.decode().removesuffix("\n\n").split("\n\n"):
+        head, _, data = event.partition("\ndata: ")
+        names.append(head.removeprefix("event: "))
+        problems += native_payload_problems(names[-1], json.loads(data))
+    if names[-1] not in ("done", "error") or {"done", "error"} & set(names[:-1]):
+        problems.append(f"done or error comes once and last, not {names}")
+    return problems
 
 
 def response_problems(body: Any) -> list[str]:

@@ -210,7 +210,8 @@ class ChoiceAssembler:
                 return [self._to_content(span.as_written)]
         if self._policy is not None and not self._policy.parallel:
             calls = calls[:1]
-        return [self._to_delta(call) for call in calls]
+        raw = TextDelta(self._index, "tool", span.text)
+        return [raw, *(self._to_delta(call) for call in calls)]
 
     def _to_delta(self, call: ToolCall) -> ToolCallDelta:
         shape: dict[str, Any] = call.to_openai()

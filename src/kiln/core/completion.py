@@ -37,10 +37,10 @@ class ExchangeHead:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Text of one choice, in order. Channel `reasoning` or `content`."""
+    """Text of one choice, in order. Channel `reasoning`, `content`, or `tool`: a call as it was written."""
 
     index: int
-    channel: Literal["reasoning", "content"]
+    channel: Literal["reasoning", "content", "tool"]
     text: str
 
 

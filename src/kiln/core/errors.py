@@ -30,6 +30,7 @@
     │   ├── AdaptersNotServed        409 adapters_not_served
     │   ├── SkillInvalid             409 skill_invalid
     │   ├── AgentInvalid             409 agent_invalid
+    │   ├── RequestIdInUse           409 request_id_in_use
     │   ├── BodyTooLarge             413 body_too_large
     │   ├── AdapterQuotaExceeded     413 adapter_quota_exceeded
     │   ├── UnsupportedMediaType     415 unsupported_media_type
@@ -230,6 +231,12 @@ class AdaptersNotServed(RequestError):
     status = 409
     code = "adapters_not_served"
     hint = "Start the server with --adapter-dir."
+
+
+class RequestIdInUse(RequestError):
+    status = 409
+    code = "request_id_in_use"
+    hint = "Give every running exchange an id of its own, or leave `request_id` out."
 
 
 class SkillInvalid(RequestError):

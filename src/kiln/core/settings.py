@@ -78,6 +78,15 @@ class ServerSettings:
     default_thinking_enabled: bool | None = _setting(
         None, "Whether requests think unless they say otherwise; unset, the chat template decides."
     )
+    reasoning_low_tokens: int | None = _setting(
+        512, "Thinking tokens of the reasoning effort `low`.", low=0, unlimited=True
+    )
+    reasoning_medium_tokens: int | None = _setting(
+        2048, "Thinking tokens of the reasoning effort `medium`.", low=0, unlimited=True
+    )
+    reasoning_high_tokens: int | None = _setting(
+        None, "Thinking tokens of the reasoning effort `high`.", low=0, unlimited=True
+    )
     fold_reasoning_into_content: bool = _setting(
         False, "Copy the reasoning into the content too, unless the request says otherwise."
     )

@@ -107,7 +107,7 @@ def build_turn(
         ignore_eos=request.ignore_eos,
         budget_tokens=request.thinking_budget_tokens,
         budget_ms=request.thinking_budget_ms,
-        stop=_to_stops(request.stop),
+        stop=to_stops(request.stop),
         seed=request.seed,
         n=request.n if request.n is not None else 1,
         provenance=provenance,
@@ -169,7 +169,9 @@ class ChunkEncoder:
         if isinstance(event, TextDelta):
             if event.channel == "content":
                 return self._close_fold() + self._text("content", event.text)
-            return self._text("reasoning_content", event.text) + self._fold(event.text)
+            if event.channel == "reasoning":
+                return self._text("reasoning_content", event.text) + self._fold(event.text)
+            return b""  # raw tool traffic: the contract carries the parsed call
         if isinstance(event, ToolCallDelta):
             call = {"index": event.position, **event.call}
             return self._close_fold() + self._delta(wire.Delta(tool_calls=[call]))
@@ -288,7 +290,7 @@ def _to_message(message: wire.ChatMessageInput, where: str) -> Message:
     )
 
 
-def _to_stops(stop: str | list[str] | None) -> tuple[str, ...]:
+def to_stops(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = text_list("stop", stop)
     if any(text == "" for text in stops):
         raise InvalidField("stop must not hold an empty string", param="stop")

@@ -16,6 +16,7 @@ from kiln.http import (
     routes_catalog,
     routes_completions,
     routes_kiln,
+    routes_lmkit,
     routes_meta,
     routes_session,
 )
@@ -40,10 +41,11 @@ ROUTES = [
     Route("/lmkit/v1/models", routes_meta.native_models, methods=["GET"]),
     Route("/lmkit/v1/skills", routes_catalog.list_skills, methods=["GET"]),
     Route("/lmkit/v1/agents", routes_catalog.list_agents, methods=["GET"]),
-    Route("/lmkit/v1/chat/skip-thinking", routes_meta.skip_thinking, methods=["POST"]),
     Route("/lmkit/v1/session", routes_session.begin_session, methods=["POST"]),
     Route("/lmkit/v1/session", routes_session.show_session, methods=["GET"]),
     Route("/lmkit/v1/session", routes_session.end_session, methods=["DELETE"]),
+    Route("/lmkit/v1/chat", routes_lmkit.native_chat, methods=["POST"]),
+    Route("/lmkit/v1/chat/skip-thinking", routes_lmkit.skip_thinking, methods=["POST"]),
 ]
 
 

@@ -19,6 +19,7 @@ from kiln import contracts
 from kiln.core.errors import RouteNotFound
 from kiln.core.text import shorten
 from kiln.http import openapi_access
+from kiln.http.openapi_native import native_paths
 from kiln.http.openapi_parts import Json, inference, ref, responses, schemas
 
 _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'"
@@ -68,12 +69,13 @@ def openapi_document() -> Json:
             "summary": "Serves open reasoning models whose thinking can be budgeted.",
             "description": "Requests may carry unknown fields, which are ignored; responses carry described"
             " fields only. Every refusal under /v1 has one error body, which names the field and a remedy;"
-            " the routes under /lmkit/v1 have a shorter one of their own.",
+            " those under /lmkit/v1 have a shorter one, whose message says both.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
         "tags": [
             {"name": "inference", "description": "The Kiln inference contract, version 1."},
+            {"name": "native", "description": "The native chat of `/lmkit/v1`."},
             {"name": "exchange", "description": "Acting on an exchange that is running."},
             {"name": "catalog", "description": "Skills and agents that a native chat may name."},
             {"name": "access", "description": "Who the caller is."},
@@ -185,7 +187,7 @@ def _paths() -> Json:
                 "listAgents", "List the agents", "AgentList", "Agents; broken ones say why."
             )
         },
-        "/lmkit/v1/chat/skip-thinking": {"post": _skip()},
+        **native_paths(),
     }
 
 
@@ -214,29 +216,6 @@ def _catalog(operation_id: str, summary: str, body: str, description: str) -> Js
     operation = _gets(operation_id, summary, body, description, tag="catalog")
     operation["responses"] = {"200": _json(description, ref(body)), **_native_problems((429, 500))}
     return operation
-
-
-def _skip() -> Json:
-    return {
-        "operationId": "skipThinking",
-        "tags": ["exchange"],
-        "summary": "End the thinking of a running exchange",
-        "description": "The model closes its reasoning and answers. Without effect once the answer began."
-        " Errors have the native body.",
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {
-                    "schema": ref("SkipThinking"),
-                    "example": {"request_id": "chatcmpl-9a0c"},
-                }
-            },
-        },
-        "responses": {
-            "202": _json("The exchange is running.", ref("Accepted")),
-            **_native_problems((400, 404, 413, 415, 500)),
-        },
-    }
 
 
 def _health() -> Json:

@@ -13,11 +13,20 @@ from kiln import contracts
 from kiln.core.errors import KilnError, RequestError, ServiceError
 from kiln.core.settings import SOURCES, Declaration, declarations
 from kiln.http.problems import error_body, native_error_body
-from kiln.http.routes_meta import SkipThinking
 from kiln.wire.catalog import AgentList, SkillList
+from kiln.wire.lmkit import (
+    DeltaEvent,
+    NativeChatRequest,
+    NativeChatResponse,
+    SkipThinking,
+    StatusEvent,
+)
 from kiln.wire.problems import ErrorResponse
 
 Json = dict[str, Any]
+
+# What these refer to is described with them.
+NATIVE_BODIES = (NativeChatRequest, NativeChatResponse, SkipThinking, StatusEvent, DeltaEvent)
 
 # Definitions of the thinking contract carry short names there; here they share one list with others.
 THINKING_NAMES = {
@@ -71,12 +80,14 @@ def responses() -> Json:
 
 def schemas() -> Json:
     _, structs = msgspec.json.schema_components(
-        [ErrorResponse, SkipThinking, SkillList, AgentList], ref_template="#/components/schemas/{name}"
+        [ErrorResponse, SkillList, AgentList, *NATIVE_BODIES],
+        ref_template="#/components/schemas/{name}",
     )
     found = dict(inference()["$defs"])
     for name, schema in json.loads(contracts.load(contracts.THINKING_BUDGET))["$defs"].items():
         found[THINKING_NAMES[name]] = schema
-    found |= structs
+    # The contracts' own definitions win over structs of the same name.
+    found = structs | found
     found |= _own_schemas()
     return {name: _pointing_here(schema) for name, schema in sorted(found.items())}
 

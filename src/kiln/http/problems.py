@@ -25,8 +25,15 @@ def error_body(error: KilnError) -> bytes:
 
 
 def native_error_body(error: KilnError) -> bytes:
-    """The error body of `/lmkit/v1`: `{"error": message, "code": code}`."""
-    return msgspec.json.encode({"error": error.message, "code": error.code})
+    """The error body of `/lmkit/v1`: `{"error": message, "code": code}`.
+
+    It has no place for the field and the remedy, so the message says both.
+    """
+    named = error.param is None or error.param in error.message
+    message = error.message if named else f"`{error.param}`: {error.message}"
+    if error.hint is not None:
+        message = f"{message.rstrip('.')}. {error.hint}"
+    return msgspec.json.encode({"error": message, "code": error.code})
 
 
 def error_response(request: Request, error: KilnError, headers: dict[str, str] | None = None) -> Response:

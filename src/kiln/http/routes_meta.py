@@ -1,26 +1,16 @@
-"""Models, health, configuration, metrics, and skipping the thinking of a running exchange."""
+"""Models, health, configuration and metrics."""
 
 from __future__ import annotations
 
-import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from kiln.chat.catalog import ModelCatalog
-from kiln.core.errors import CannotSkip, ExchangeNotFound, ModelNotFound
+from kiln.core.errors import ModelNotFound
 from kiln.core.settings import settings_as_json
 from kiln.core.text import shorten
-from kiln.dialects.validate import decode
-from kiln.http.body import read_json_body
-from kiln.http.guard import caller_of
 from kiln.http.state import ServerState
-
-
-class SkipThinking(msgspec.Struct):
-    """Body of POST /lmkit/v1/chat/skip-thinking (seed 002)."""
-
-    request_id: str
 
 
 def state_of(request: Request) -> ServerState:
@@ -83,17 +73,3 @@ async def recent_requests(request: Request) -> Response:
 async def decode_stats(request: Request) -> Response:
     """Inter-token latency of the last minute."""
     return JSONResponse(state_of(request).statistics.decode_window())
-
-
-async def skip_thinking(request: Request) -> Response:
-    """202 for a live exchange; no effect once its answer began."""
-    state = state_of(request)
-    body = decode(await read_json_body(request, state.settings.server.max_body_bytes), SkipThinking)
-    exchange = state.catalog.find(body.request_id)
-    # Whether another caller's exchange runs is nobody's business.
-    if exchange is None or exchange.owner != caller_of(request).owner:
-        raise ExchangeNotFound(f"no running exchange {shorten(body.request_id)}", param="request_id")
-    if not exchange.can_skip:
-        raise CannotSkip("a rollout with provenance cannot be skipped", param="request_id")
-    exchange.skip_thinking()
-    return JSONResponse({"status": "accepted"}, status_code=202)

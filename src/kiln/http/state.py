@@ -11,6 +11,7 @@ from kiln.core.settings import Settings
 from kiln.dialects.kiln import ReplyOptions
 from kiln.http.guard import AccessPolicy
 from kiln.http.metrics import Metrics
+from kiln.native.live import LiveExchanges
 from kiln.skills.agents import AgentLibrary
 from kiln.skills.library import SkillLibrary
 from kiln.wire.kiln import ChatCompletionRequest, ConfigHashes
@@ -18,7 +19,7 @@ from kiln.wire.kiln import ChatCompletionRequest, ConfigHashes
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """Everything a route may need."""
+    """Everything a route may need. `live` holds the native exchanges that run under a name."""
 
     settings: Settings
     catalog: ModelCatalog
@@ -27,6 +28,7 @@ class ServerState:
     access: AccessPolicy
     skills: SkillLibrary = field(default_factory=SkillLibrary)
     agents: AgentLibrary = field(default_factory=AgentLibrary)
+    live: LiveExchanges = field(default_factory=LiveExchanges)
 
     def resolved(self) -> dict[str, object]:
         """The resolved part of `/v1/config`: the default model's, and what else the catalog holds."""
@@ -36,6 +38,15 @@ class ServerState:
     def service(self) -> ChatService:
         """The default model's service."""
         return self.catalog.default.service
+
+    def efforts(self) -> dict[str, int | None]:
+        """The thinking tokens of each reasoning effort; None is unlimited."""
+        server = self.settings.server
+        return {
+            "low": server.reasoning_low_tokens,
+            "medium": server.reasoning_medium_tokens,
+            "high": server.reasoning_high_tokens,
+        }
 
     def reply_options(self, request: ChatCompletionRequest, service: ChatService) -> ReplyOptions:
         """A request's wishes over the server's defaults. Call it on a worker thread: it may hash."""

@@ -1,0 +1,127 @@
+"""`/lmkit/v1`: the native chat, and skipping the thinking of whatever is running."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from kiln.core.errors import CannotSkip, ExchangeNotFound, InternalError, KilnError
+from kiln.core.native import NativeChat, NativeEvent
+from kiln.core.text import shorten
+from kiln.dialects.lmkit import decode_native, to_native
+from kiln.dialects.lmkit_reply import EventEncoder, to_response
+from kiln.dialects.validate import decode
+from kiln.http.body import read_json_body
+from kiln.http.guard import caller_of
+from kiln.http.problems import native_error_body
+from kiln.http.sse import EventStream, unless_disconnected
+from kiln.http.state import ServerState
+from kiln.native.exchange import NativeExchange
+from kiln.wire.lmkit import SkipThinking
+
+log = logging.getLogger(__name__)
+
+
+async def native_chat(request: Request) -> Response:
+    """POST /lmkit/v1/chat"""
+    state: ServerState = request.app.state.kiln
+    entered = time.monotonic()
+    body = await read_json_body(request, state.settings.server.max_body_bytes)
+
+    def read() -> NativeChat:
+        return to_native(decode_native(body), state.efforts())
+
+    chat = await unless_disconnected(request.receive, state.service.in_worker(read))
+    exchange = _begin(state, chat, entered, caller_of(request).owner)
+    if chat.stream:
+        return await _stream(request, exchange, EventEncoder(many=chat.turn.n > 1))
+    try:
+        summary, happened = await unless_disconnected(request.receive, exchange.collect())
+    except ClientDisconnect:
+        return Response(status_code=499)
+    finally:
+        exchange.abandon()
+    return Response(msgspec.json.encode(to_response(summary, happened)), media_type="application/json")
+
+
+def _begin(state: ServerState, chat: NativeChat, entered: float, owner: str) -> NativeExchange:
+    """Start an exchange under its caller's name for it. Raises RequestIdInUse."""
+    name = chat.turn.request_id
+
+    def end() -> None:
+        if name is not None:
+            state.live.leave(owner, name, exchange)
+
+    exchange = NativeExchange(chat, state.catalog.lease, entered=entered, on_end=end)
+    if name is not None:
+        state.live.enter(owner, name, exchange)
+    exchange.start()
+    return exchange
+
+
+async def _stream(request: Request, exchange: NativeExchange, encoder: EventEncoder) -> Response:
+    """Answer with a stream. A failure before the first event is still a plain HTTP error."""
+    events = exchange.events()
+    try:
+        first = await unless_disconnected(request.receive, _next(events))
+    except ClientDisconnect:
+        exchange.abandon()
+        return Response(status_code=499)
+    except BaseException:
+        exchange.abandon()
+        raise
+    return EventStream(_encode(exchange, encoder, first, events))
+
+
+async def _next(events: AsyncIterator[list[NativeEvent]]) -> list[NativeEvent]:
+    return await anext(events)
+
+
+async def _encode(
+    exchange: NativeExchange,
+    encoder: EventEncoder,
+    first: list[NativeEvent],
+    events: AsyncIterator[list[NativeEvent]],
+) -> AsyncIterator[bytes]:
+    try:
+        yield encoder.encode(first)
+        async for batch in events:
+            yield encoder.encode(batch)
+    except KilnError as error:
+        yield _error_event(error)
+    except Exception:
+        log.exception("a native stream failed")
+        yield _error_event(InternalError("the server failed while streaming"))
+    finally:
+        exchange.abandon()
+
+
+def _error_event(error: KilnError) -> bytes:
+    return b"event: error\ndata: " + native_error_body(error) + b"\n\n"
+
+
+async def skip_thinking(request: Request) -> Response:
+    """POST /lmkit/v1/chat/skip-thinking: 202 for a live exchange; no effect once its answer began.
+
+    Finds exchanges of the native chat by the `request_id` of their caller, and any by its `chatcmpl-` id.
+    """
+    state: ServerState = request.app.state.kiln
+    body = decode(await read_json_body(request, state.settings.server.max_body_bytes), SkipThinking)
+    owner = caller_of(request).owner
+    named = state.live.find(owner, body.request_id)
+    if named is not None:
+        named.skip_thinking()
+        return JSONResponse({"status": "accepted"}, status_code=202)
+    exchange = state.catalog.find(body.request_id)
+    # Whether another caller's exchange runs is nobody's business.
+    if exchange is None or exchange.owner != owner:
+        raise ExchangeNotFound(f"no running exchange {shorten(body.request_id)}", param="request_id")
+    if not exchange.can_skip:
+        raise CannotSkip("a rollout with provenance cannot be skipped", param="request_id")
+    exchange.skip_thinking()
+    return JSONResponse({"status": "accepted"}, status_code=202)
