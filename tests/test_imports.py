@@ -15,6 +15,7 @@ RANKS = {
     "wire": 0,
     "contracts": 0,
     "adapters": 1,
+    "confine": 0,
     "loadgen": 1,
     "thinking": 1,
     "text": 1,

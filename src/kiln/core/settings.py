@@ -269,6 +269,21 @@ class ToolsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class FilesSettings:
+    """Bounds of the files that come with messages."""
+
+    max_files: int = _setting(16, "Files that one request may have.", low=0, high=1024)
+    max_bytes: int = _setting(8_388_608, "Bytes that one file may have.", low=1, high=2**31 - 1)
+    max_chars: int = _setting(400_000, "Characters of text that one file may hold.", low=1, high=2**26)
+    max_pages: int = _setting(200, "Pages that one PDF may have.", low=1, high=100_000)
+    timeout_s: float = _setting(20.0, "Seconds that reading one PDF may take.", above=0, high=3600)
+    max_memory_bytes: int = _setting(
+        1_073_741_824, "Bytes of memory that reading one PDF may take.", low=268_435_456
+    )
+    parallel: int = _setting(2, "PDFs read at the same time at most.", low=1, high=64)
+
+
+@dataclass(frozen=True, slots=True)
 class McpServerSettings:
     """One server of the Model Context Protocol: a program to start, or an address to reach."""
 
@@ -393,6 +408,7 @@ class Settings:
     tools: ToolsSettings = field(default_factory=ToolsSettings)
     skills: SkillsSettings = field(default_factory=SkillsSettings)
     agents: AgentsSettings = field(default_factory=AgentsSettings)
+    files: FilesSettings = field(default_factory=FilesSettings)
     mcp: Mapping[str, McpServerSettings] = field(default_factory=lambda: MappingProxyType({}))
     models: Mapping[str, CatalogModelSettings] = field(default_factory=lambda: MappingProxyType({}))
     auth: AuthSettings = field(default_factory=AuthSettings)
@@ -432,6 +448,7 @@ class Settings:
             AgentsSettings(**parts["agents"]),
             auth=AuthSettings(**parts["auth"]),
             store=StoreSettings(**parts["store"]),
+            files=FilesSettings(**parts["files"]),
             sources=MappingProxyType(_default_sources() | dict(sources)),
             **{family: MappingProxyType(dict(named)) for family, named in (tables or {}).items()},
         )
@@ -487,6 +504,7 @@ SECTIONS: Mapping[str, type] = MappingProxyType(
         "agents": AgentsSettings,
         "auth": AuthSettings,
         "store": StoreSettings,
+        "files": FilesSettings,
     }
 )
 
@@ -559,12 +577,13 @@ class Declaration:
         if self.kind is Mapping:
             return "a table of texts"
         words = "a whole number" if self.kind is int else "a number"
-        if self.low is not None and self.high is not None:
-            words += f" from {self.low:g} to {int(self.high) if self.kind is int else self.high}"
-        elif self.low is not None:
-            words += f", {self.low:g} or more"
+        low, high = (int(n) if n is not None and self.kind is int else n for n in (self.low, self.high))
+        if low is not None and high is not None:
+            words += f" from {low} to {high}"
+        elif low is not None:
+            words += f", {low} or more"
         elif self.above is not None:
-            words += f" above {self.above:g}"
+            words += f" above {self.above:g}" + ("" if high is None else f", {high} at most")
         return words + (", or unlimited" if self.unlimited else "")
 
     def accept(self, value: object) -> Any:
