@@ -120,6 +120,7 @@ def test_a_name_is_one_plain_part_of_a_path(name: str) -> None:
         ("name: *a", "line 2: YAML aliases (`*a`) are not allowed"),
         ("name: !!python/object/apply:os.system [ls]", "line 2: YAML tags (`!…`) are not allowed"),
         ("name: !!str x", "line 2: YAML tags (`!…`) are not allowed"),
+        ("metadata: {" + "a, " * 600 + "}", "line 2: the head has more than 500 keys, values and items"),
         ("metadata: {a: {b: {c: d}}}", "line 2: the head is nested too deeply"),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kiln.cli.agents import agents
 from kiln.cli.bench import bench
 from kiln.cli.chat import chat
 from kiln.cli.config import config
@@ -29,6 +30,7 @@ for command in (serve, config, chat, bench):
 app.add_typer(contracts)
 app.add_typer(skills)
 app.add_typer(keys)
+app.add_typer(agents)
 
 
 def _show_version(wanted: bool) -> None:

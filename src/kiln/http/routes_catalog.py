@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import msgspec
@@ -13,6 +14,8 @@ from kiln.skills.agents import AgentEntry
 from kiln.skills.files import Fault
 from kiln.skills.library import SkillEntry
 from kiln.wire.catalog import AgentList, AgentListing, CatalogFault, SkillList, SkillListing, SkillQuestion
+
+_HALVES = re.compile("[\ud800-\udfff]")
 
 
 async def list_skills(request: Request) -> Response:
@@ -61,8 +64,8 @@ def _agent(entry: AgentEntry) -> AgentListing:
 
 
 def _name(name: str) -> str:
-    """A name from the disk, whose bytes need not be UTF-8."""
-    return name.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    """A name from the disk, where bytes that are not UTF-8 come as halves of surrogate pairs."""
+    return _HALVES.sub("\N{REPLACEMENT CHARACTER}", name)
 
 
 def _faults(faults: Iterable[Fault]) -> list[CatalogFault]:

@@ -17,6 +17,8 @@ from kiln.skills.files import Fault, Faulty
 
 MAX_HEAD_CHARS = 32_768
 MAX_DEPTH = 3
+# Keys, values and items. The format needs a dozen, and a scanner in Python takes its time for thousands.
+MAX_NODES = 500
 _FENCE = "---"
 # Controls but tab and line feed, and halves of surrogate pairs, which YAML escapes can write.
 _ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f\x80-\x84\x86-\x9f\ud800-\udfff]")
@@ -68,7 +70,7 @@ def _read(head: str) -> dict[str, Entry]:
 
 def _refuse_what_could_explode(head: str) -> None:
     """Events come one by one, so this ends at the first that is refused, whatever follows it."""
-    depth = 0
+    depth = nodes = 0
     for event in yaml.parse(head, yaml.SafeLoader):
         line = _line(event.start_mark)
         if isinstance(event, yaml.AliasEvent):
@@ -77,6 +79,9 @@ def _refuse_what_could_explode(head: str) -> None:
             raise Faulty(Fault(f"YAML anchors (`&{event.anchor}`) are not allowed", line))
         if isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)) and event.tag is not None:
             raise Faulty(Fault("YAML tags (`!…`) are not allowed", line))
+        nodes += isinstance(event, yaml.NodeEvent)
+        if nodes > MAX_NODES:
+            raise Faulty(Fault(f"the head has more than {MAX_NODES} keys, values and items", line))
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_DEPTH:

@@ -73,7 +73,7 @@ def answer(
         if slug not in asked:
             known = f"its questions are {', '.join(asked)}" if asked else "it asks no questions"
             raise InvalidField(
-                f"the skill {skill} has no question {shorten(slug)}; {known}",
+                f"{param}.{_shown(slug)}: the skill {skill} has no such question; {known}",
                 param=f"{param}.{_shown(slug)}",
                 hint="GET /lmkit/v1/skills lists each skill's questions with their slugs.",
             )
@@ -86,7 +86,7 @@ def answer(
             answers[slug] = question.default
         elif question.required:
             raise InvalidField(
-                f"the skill {skill} needs an answer to its question {slug}: {question.text}",
+                f"{param}.{slug} is missing; the skill {skill} asks: {question.text}",
                 param=f"{param}.{slug}",
                 hint=f"Send {param} with an answer for {slug}.",
             )
@@ -102,11 +102,11 @@ def _as_text(value: object, param: str) -> str | None:
         value = str(value)
     if not isinstance(value, str):
         raise InvalidField(
-            f"an answer must be a text, a number or a boolean, not {shorten(value)}", param=param
+            f"{param}: an answer must be a text, a number or a boolean, not {shorten(value)}", param=param
         )
     if len(value) > MAX_ANSWER_CHARS:
         raise InvalidField(
-            f"an answer of {len(value)} characters is too long; at most {MAX_ANSWER_CHARS} are allowed",
+            f"{param}: the answer has {len(value)} characters; at most {MAX_ANSWER_CHARS} are allowed",
             param=param,
         )
     return value if value.strip() else None
