@@ -84,7 +84,8 @@ def test_only_allowed_tokens_are_drawn_by_the_renormalised_rest(
 ) -> None:
     logits, order = noise(seed), sorted(ids)
     place, logprob = sampler(params, seed).pick(logits[order])
-    assert sampler(params, seed).pick(logits, only(*ids)) == (order[place], logprob)
+    token, drawn = sampler(params, seed).pick(logits, only(*ids))
+    assert token == order[place] and drawn == pytest.approx(logprob, abs=1e-5)
 
 
 def test_the_log_probability_is_that_among_the_allowed() -> None:
@@ -92,6 +93,19 @@ def test_the_log_probability_is_that_among_the_allowed() -> None:
     token, logprob = sampler(PLAIN, 5).pick(logits, only(3, 4, 600))
     total = sum(math.exp(float(logits[i])) for i in (3, 4, 600))
     assert logprob == pytest.approx(float(logits[token]) - math.log(total), abs=1e-6)
+
+
+@pytest.mark.parametrize("params", [PLAIN, SamplingParams(temperature=1.0, top_k=600)])
+@pytest.mark.parametrize("draw", [0.0, 0.5, 1 - 2**-53, 1.0])
+def test_no_rounding_draws_what_is_not_allowed(
+    params: SamplingParams, draw: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1.0 is never drawn, but what is cumulated in two ways may fall short of itself."""
+    monkeypatch.setattr("kiln.engine.sampler.uniform", lambda *key: draw)
+    allowed = only(*range(100, 200), *range(300, 310))
+    for seed in range(100):
+        token, logprob = sampler(params).pick(noise(seed), allowed)
+        assert allowed[token] and logprob > -60
 
 
 def test_one_allowed_token_is_certain() -> None:

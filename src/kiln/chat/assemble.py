@@ -67,6 +67,7 @@ class ChoiceAssembler:
             stops=prepared.turn.stop,
             tools=self._format.markers if self._format is not None and prepared.parses_tools else None,
             silent=self._format.silent if self._format is not None else (),
+            reopens=not prepared.is_constrained,
         )
         self._content: list[str] = []
         self._reasoning: list[str] = []

@@ -14,6 +14,7 @@ from typing import Any
 from kiln.chat.bias import resolve_bias
 from kiln.chat.presets import preset
 from kiln.chat.served import ServedModel
+from kiln.chat.structured import to_grammar
 from kiln.core.budgets import Budget
 from kiln.core.completion import ThinkingSource, ThinkingState
 from kiln.core.errors import (
@@ -59,6 +60,11 @@ class Prepared:
     close_ids: tuple[int, ...]
     seconds: float
     tools: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a grammar holds the answer."""
+        return bool(self.requests) and self.requests[0].grammar is not None
 
 
 def prepare(turn: ChatTurn, model: ServedModel) -> Prepared:
@@ -206,6 +212,7 @@ def _check_provenance(turn: ChatTurn, max_tokens: int, applied: bool, model: Ser
 
 def _to_requests(prepared: Prepared, model: ServedModel) -> tuple[GenerationRequest, ...]:
     turn, thinking = prepared.turn, None
+    grammar = to_grammar(turn, model, in_reasoning=prepared.in_reasoning)
     bias = resolve_bias(turn.logit_bias, model.tokenizer)
     if prepared.in_reasoning and model.close is not None:
         # Without an applied budget the gate only watches, so that the thinking can be skipped.
@@ -226,6 +233,7 @@ def _to_requests(prepared: Prepared, model: ServedModel) -> tuple[GenerationRequ
             priority=turn.priority,
             logit_bias=bias,
             top_logprobs=turn.top_logprobs,
+            grammar=grammar,
             narrated=turn.narrated,
         )
         for index in range(turn.n)

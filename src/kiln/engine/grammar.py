@@ -6,6 +6,7 @@ model likes. Control and other added tokens are no text to it: they come only wh
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from kiln.core.tokens import Tokenizer
 # Compiled grammars kept for requests to come. One takes from some kilobytes to a few megabytes.
 KEPT_GRAMMARS = 64
 COMPILE_THREADS = 2
+_PLACE = re.compile(r"^(?:ERROR: )?(?:at \d+\(\d+\): )?(?:failed to compile JSON schema: )?")
 
 
 class GrammarState:
@@ -51,7 +53,10 @@ class GrammarState:
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         self._check()
         bits = np.unpackbits(self._bits.view(np.uint8), bitorder="little", count=self._vocabulary.n_vocab)
-        return bits.view(np.bool_)
+        allowed = bits.view(np.bool_)
+        if not allowed.any():
+            raise GrammarFailed("the grammar leaves no token that could come next")
+        return allowed
 
     def accept(self, token: int) -> None:
         """Take the token that was chosen among the allowed ones."""
@@ -71,17 +76,19 @@ class GrammarState:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GrammarFailed(f"the grammar cannot be followed: {first_line(self._matcher.get_error())}")
+            raise GrammarFailed(f"the grammar cannot be followed: {brief(self._matcher.get_error())}")
 
 
 class GrammarVocabulary:
     """A tokenizer as llguidance sees it. Building it takes up to a second for a large vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        # Some vocabularies add runs of blanks, which are text.
         added = {spelling.encode() for spelling in tokenizer.added_spellings if spelling.strip()}
         self.n_vocab = tokenizer.n_vocab
         self.tokens = list(tokenizer.pieces)
         self.special_token_ids = [token for token, piece in enumerate(self.tokens) if piece in added]
+        self._special = frozenset(self.special_token_ids)
         self.bos_token_id = None
         ends = sorted(tokenizer.eos_ids)
         if not ends:
@@ -97,10 +104,17 @@ class GrammarVocabulary:
         self.native = LLTokenizer(TokenizerWrapper(self), eos_token=ends)
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Tokens of a plain text, as llguidance asks for them."""
-        if isinstance(text, bytes):
-            text = text.decode("utf-8", "replace")
-        return self._tokenizer.encode(text, parse_special=False)
+        """Tokens of a plain text, as llguidance asks for them where a grammar leaves one text only.
+
+        The model's own where they spell just that: some tokenizers put a blank first, and those of llama.cpp
+        find user-defined tokens in plain text too.
+        """
+        data = text if isinstance(text, bytes) else text.encode()
+        tokens = self._tokenizer.encode(data.decode("utf-8", "replace"), parse_special=False)
+        spelled = b"".join(self.tokens[token] for token in tokens)
+        if spelled != data or not self._special.isdisjoint(tokens):
+            return self.native.greedy_tokenize(data.decode("utf-8", "replace"))
+        return tokens
 
     def cut(self, text: bytes) -> list[int]:
         """Some tokens that spell `text`."""
@@ -138,7 +152,7 @@ class GrammarCompiler:
             vocabulary = self._vocabulary
         matcher = LLMatcher(vocabulary.native, grammar, log_level=0)
         if matcher.is_error():
-            raise GrammarFailed(first_line(matcher.get_error()))
+            raise GrammarFailed(brief(matcher.get_error()))
         with self._lock:
             self._compiled[grammar] = matcher
             while len(self._compiled) > self._kept:
@@ -186,6 +200,9 @@ class GrammarThreads:
             self._publish(GrammarReady(key, GrammarFailed(f"the grammar cannot be compiled: {error}")))
 
 
-def first_line(message: str) -> str:
-    """llguidance's messages without the grammar text that they quote behind the first line."""
-    return message.strip().partition("\n")[0].removeprefix("ERROR: ").strip()
+def brief(message: str) -> str:
+    """llguidance's message in one line, without its place in our grammar and the text quoted from it."""
+    first, *rest = _PLACE.sub("", message.strip()).splitlines() or [""]
+    # The regex parser quotes the pattern first, and says behind it what is wrong.
+    reason = next((line.removeprefix("error: ") for line in rest if line.startswith("error: ")), None)
+    return first if reason is None else f"{first} {reason}"

@@ -57,7 +57,8 @@ class SequenceSampler:
         if params.has_penalties:
             logits = self._penalised(logits)
         if allowed is not None:
-            # The others are left out, not set to minus infinity: no rounding can draw them.
+            if np.count_nonzero(allowed) * _FEW > len(allowed):
+                return self._draw(np.where(allowed, logits, _NEVER))
             ids = np.flatnonzero(allowed)
             place, logprob = self._draw(logits[ids])
             return int(ids[place]), logprob
@@ -103,6 +104,7 @@ def final_distribution(
     """
     if 0 < top_k < len(logits):
         ids = top_ids(logits, top_k)
+        ids = ids[logits[ids] > _NEVER]
     elif min_p > 0.0:
         ids = _descending(logits, _at_least(logits, temperature, -np.log(min_p)))
     elif top_p < 1.0:
@@ -144,6 +146,9 @@ def uniform(seed: int, choice: int, index: int) -> float:
     return (x0 >> 11) * 2.0**-53
 
 
+# Where less than one in so many tokens is allowed, picking them out costs less than masking the others.
+_FEW = 16
+_NEVER = np.float32(-np.inf)
 _MASK = 2**64 - 1
 _PHILOX_M0, _PHILOX_M1 = 0xD2E7470EE14C6C93, 0xCA5A826395121157
 _PHILOX_W0, _PHILOX_W1 = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
@@ -160,12 +165,20 @@ def _draw_untruncated(logits: NDArray[np.float32], temperature: float, draw: flo
     sums = np.add.reduceat(weights, np.arange(0, len(weights), _BLOCK), dtype=np.float64)
     blocks = sums.cumsum()
     target = draw * blocks[-1]
-    block = min(int(blocks.searchsorted(target, side="right")), len(blocks) - 1)
+    block = _first_above(blocks, target)
     start = block * _BLOCK
     inside = weights[start : start + _BLOCK].cumsum(dtype=np.float64) + (blocks[block] - sums[block])
-    token = start + min(int(inside.searchsorted(target, side="right")), len(inside) - 1)
+    token = start + _first_above(inside, target)
     logprob = float(_scaled(logits[token : token + 1], temperature, logits.max())[0] - np.log(blocks[-1]))
     return token, min(0.0, logprob)
+
+
+def _first_above(cumulative: NDArray[np.float64], target: float) -> int:
+    """The place of the first sum above `target`; where rounding lets none be, of the last that grew."""
+    place = int(cumulative.searchsorted(target, side="right"))
+    if place == len(cumulative):
+        place = int(cumulative.searchsorted(cumulative[-1], side="left"))
+    return place
 
 
 def _scaled(

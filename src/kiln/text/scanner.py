@@ -78,11 +78,15 @@ class Scanner:
         tools: ToolMarkers | None = None,
         silent: Sequence[str] = (),
         live_calls: bool = False,
+        reopens: bool = True,
     ) -> None:
-        """`in_reasoning` says that the prompt already opened the block; without `tags` it has no effect."""
+        """`in_reasoning` says that the prompt already opened the block; without `tags` it has no effect.
+
+        Without `reopens` an open tag in content is content, as where a grammar makes it a part of the data.
+        """
         self.stopped: str | None = None
         self.in_reasoning = in_reasoning and tags is not None
-        self._open = tags.open.rstrip(NEWLINES) if tags is not None else ""
+        self._open = tags.open.rstrip(NEWLINES) if tags is not None and reopens else ""
         self._close = tags.close if tags is not None else ""
         self._stops = frozenset(stops)
         self._tools = tools

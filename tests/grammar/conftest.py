@@ -1,0 +1,96 @@
+"""The bundled model behind a chat service, without HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from kiln.backends.llamacpp import LlamaModel, LlamaRunner
+from kiln.chat.observe import Observers
+from kiln.chat.prepare import Prepared
+from kiln.chat.served import ServedModel
+from kiln.chat.service import ChatService
+from kiln.cli.assembly import describe_model, load_model
+from kiln.core.completion import ChoiceEnd
+from kiln.core.messages import Conversation, Message
+from kiln.core.sampling import SamplingOverrides
+from kiln.core.turn import ChatTurn
+from kiln.engine.loop import BatchingEngine
+from serve.servers import FIXTURES, PROMPT, settings_of
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Short ways to ask."""
+
+    service: ChatService
+    model: ServedModel
+
+    def prepare(self, text: str = PROMPT, /, **fields: Any) -> Prepared:
+        """A prepared turn, greedy unless asked otherwise."""
+        conversation = Conversation(
+            messages=(Message(role="user", content=text),),
+            tools=tuple(fields.pop("tools", ())),
+            template_kwargs=fields.pop("template_kwargs", {}),
+        )
+        fields.setdefault("sampling", SamplingOverrides(temperature=fields.pop("temperature", 0.0)))
+        return self.service.prepare(ChatTurn(conversation, **fields))
+
+    async def ask(self, text: str = PROMPT, /, **fields: Any) -> ChoiceEnd:
+        (choice,) = (await self.start(self.prepare(text, **fields))).choices
+        return choice
+
+    async def start(self, prepared: Prepared) -> Any:
+        return await self.service.start(prepared, entered=0.0).collect()
+
+
+def _describe(path: str | None) -> tuple[LlamaModel, ServedModel]:
+    settings = settings_of() if path is None else settings_of(model__path=path)
+    llama = load_model(settings)
+    return llama, describe_model(settings, llama)
+
+
+@pytest.fixture(scope="session")
+def bundled() -> Iterator[tuple[LlamaModel, ServedModel]]:
+    loaded = _describe(None)
+    yield loaded
+    loaded[0].close()
+
+
+@pytest.fixture(scope="session")
+def multi_close() -> Iterator[tuple[LlamaModel, ServedModel]]:
+    """Its tokenizer writes the close tag with several ordinary tokens."""
+    loaded = _describe(str(FIXTURES / "multi-close.gguf"))
+    yield loaded
+    loaded[0].close()
+
+
+async def _chat(loaded: tuple[LlamaModel, ServedModel]) -> AsyncIterator[Chat]:
+    llama, model = loaded
+    engine = BatchingEngine(
+        lambda: LlamaRunner(llama, sequences=32, kv_cells=16384, threads=1),
+        pieces=llama.pieces,
+        context_length=model.context_length,
+        parallel=16,
+        max_queue=1000,
+        grammars=model.grammars,
+    )
+    await engine.start()
+    service = ChatService(model, engine, Observers([]))
+    yield Chat(service, model)
+    await service.close()
+
+
+@pytest.fixture
+async def chat(bundled: tuple[LlamaModel, ServedModel]) -> AsyncIterator[Chat]:
+    async for chat in _chat(bundled):
+        yield chat
+
+
+@pytest.fixture
+async def multi_close_chat(multi_close: tuple[LlamaModel, ServedModel]) -> AsyncIterator[Chat]:
+    async for chat in _chat(multi_close):
+        yield chat

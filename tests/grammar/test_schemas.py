@@ -1,0 +1,129 @@
+"""What of a caller's schema is refused, and which keyword the refusal names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kiln.backends.llamacpp import LlamaModel
+from kiln.chat.schemas import MAX_NESTING, MAX_PROPERTIES, make_ready
+from kiln.core.errors import InvalidField
+from kiln.engine.grammar import GrammarCompiler
+from serve.servers import FIXTURES
+
+P = "response_format.json_schema.schema"
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(LlamaModel(Path(FIXTURES / "multi-close.gguf"), vocabulary_only=True))
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+REFUSED: list[tuple[Any, str, str]] = [
+    (5, "", "must be a schema"),
+    (None, "", "must be a schema"),
+    ([], "", "must be a schema"),
+    (False, "", "nothing satisfies"),
+    ({"properties": {"a": 7}}, ".properties.a", "must be a schema"),
+    ({"properties": 5}, ".properties", "object"),
+    ({"type": "strin"}, ".type", "strin"),
+    ({"type": "array", "uniqueItems": True}, ".uniqueItems", "enforced"),
+    ({"items": {"contains": {}}}, ".items.contains", "enforced"),
+    ({"anyOf": [{}, {"not": {}}]}, ".anyOf[1].not", "enforced"),
+    ({"prefixItems": [{"if": {}}]}, ".prefixItems[0].if", "enforced"),
+    ({"$defs": {"d": {"propertyNames": {}}}}, ".$defs.d.propertyNames", "enforced"),
+    ({"additionalProperties": {"dependentRequired": {}}}, ".additionalProperties.dependentRequired", ""),
+    ({"patternProperties": {"^a": {"$dynamicRef": "#a"}}}, ".patternProperties.^a.$dynamicRef", ""),
+    ({"unevaluatedProperties": False}, ".unevaluatedProperties", "enforced"),
+    ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, ".oneOf", "overlap"),
+    ({"properties": {"a": {"type": "string", "format": "colour"}}}, ".properties.a.format", "colour"),
+    ({"items": {"type": "string", "pattern": "("}}, ".items.pattern", "unclosed"),
+    ({"type": "string", "pattern": "(?=a)b"}, ".pattern", "look-ahead"),
+    ({"type": "string", "pattern": "a" * 3000}, ".pattern", "2000"),
+    ({"type": "string", "minLength": "x"}, ".minLength", "minLength"),
+    ({"type": "string", "minLength": 5, "maxLength": 3}, ".minLength", "greater"),
+    ({"type": "integer", "minimum": 5, "maximum": 3}, ".minimum", "greater"),
+    ({"type": "object", "required": "a"}, ".required", "array"),
+    ({"enum": 5}, ".enum", "array"),
+    ({"enum": []}, "", "Unsatisfiable"),
+    ({"$ref": "#/$defs/x"}, ".$ref", "does not exist"),
+    ({"items": {"$ref": "https://example.com/s.json"}}, ".items.$ref", "nothing is fetched"),
+    ({"$ref": "other.json"}, ".$ref", "nothing is fetched"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, ".$defs.a", "nothing satisfies"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "strin"}}}, ".$defs.a.type", "strin"),
+    ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "", "incompatible"),
+    (nested(MAX_NESTING), "", "deeper"),
+    ({"enum": ["x" * 300_000]}, "", "262144"),
+    ({"properties": {f"p{i}": {} for i in range(MAX_PROPERTIES + 1)}}, ".properties", "1000"),
+    ({"const": "\ud800"}, "", "escape"),
+]
+
+
+@pytest.mark.parametrize(("schema", "place", "says"), REFUSED, ids=lambda value: str(value)[:50])
+def test_a_refusal_names_the_keyword(compiler: GrammarCompiler, schema: Any, place: str, says: str) -> None:
+    with pytest.raises(InvalidField) as refused:
+        make_ready(schema, P, compiler)
+    assert refused.value.param == P + place
+    assert says in refused.value.message and refused.value.status == 400
+    assert len(refused.value.message) < 400 and "\n" not in refused.value.message
+    assert "coerce_one_of" not in refused.value.message
+
+
+TAKEN: list[Any] = [
+    True,
+    {},
+    {"x-anything": 1, "title": "t", "default": 3, "examples": [{"not": 1}], "$comment": "c"},
+    {"type": "array", "uniqueItems": False},
+    {"enum": [{"not": {}, "if": 1}]},
+    {"properties": {"not": {"type": "string"}, "uniqueItems": {"type": "boolean"}}},
+    {"oneOf": [{"type": "string"}, {"type": "integer"}]},
+    {"$ref": "#/$defs/n", "$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}}}},
+    {"properties": {"self": {"$ref": "#"}}},
+    nested(40),
+]
+
+
+@pytest.mark.parametrize("schema", TAKEN, ids=lambda value: str(value)[:50])
+def test_what_asserts_nothing_or_is_supported_is_taken(compiler: GrammarCompiler, schema: Any) -> None:
+    make_ready(schema, P, compiler)
+
+
+def test_a_caller_cannot_steer_the_grammar_compiler(compiler: GrammarCompiler) -> None:
+    overlapping = {"oneOf": [{"type": "number"}, {"type": "integer"}], "x-guidance": {"coerce_one_of": True}}
+    for schema in (overlapping, {"properties": {"a": overlapping}}):
+        with pytest.raises(InvalidField):
+            make_ready(schema, P, compiler)
+
+
+def test_strict_closes_what_declares_properties_and_says_nothing_more(compiler: GrammarCompiler) -> None:
+    declared = {"type": "object", "properties": {"a": {"properties": {"b": {}}}}, "required": ["a"]}
+    assert make_ready(declared, P, compiler) == declared
+    closed = make_ready(declared, P, compiler, strict=True)
+    assert closed == {
+        **declared,
+        "properties": {"a": {"properties": {"b": {}}, "additionalProperties": False}},
+        "additionalProperties": False,
+    }
+    for as_written in (
+        {"type": "object"},
+        {"properties": {"a": {}}, "additionalProperties": {"type": "integer"}},
+        {"properties": {"a": {}}, "patternProperties": {"^x": {}}},
+        {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+    ):
+        assert make_ready(as_written, P, compiler, strict=True) == as_written
+
+
+def test_the_schema_of_the_caller_is_left_alone(compiler: GrammarCompiler) -> None:
+    schema = {"properties": {"a": {"uniqueItems": False, "properties": {}}}, "uniqueItems": False}
+    before = str(schema)
+    make_ready(schema, P, compiler, strict=True)
+    assert str(schema) == before
