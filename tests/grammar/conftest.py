@@ -14,7 +14,7 @@ from kiln.chat.prepare import Prepared
 from kiln.chat.served import ServedModel
 from kiln.chat.service import ChatService
 from kiln.cli.assembly import describe_model, load_model
-from kiln.core.completion import ChoiceEnd
+from kiln.core.completion import ChoiceEnd, Completion
 from kiln.core.messages import Conversation, Message
 from kiln.core.sampling import SamplingOverrides
 from kiln.core.turn import ChatTurn
@@ -43,7 +43,7 @@ class Chat:
         (choice,) = (await self.start(self.prepare(text, **fields))).choices
         return choice
 
-    async def start(self, prepared: Prepared) -> Any:
+    async def start(self, prepared: Prepared) -> Completion:
         return await self.service.start(prepared, entered=0.0).collect()
 
 
