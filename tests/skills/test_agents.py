@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from kiln.core.errors import AgentInvalid, AgentNotFound, ConfigError
 from kiln.skills.agent import MAX_FILE_BYTES, Agent, AgentSampling, adopt, parse
 from kiln.skills.agents import AgentLibrary
 from kiln.skills.files import Faulty
+from kiln.wire.lmkit import NativeChatRequest
 
 from .folders import EXAMPLES
 
@@ -52,8 +54,8 @@ def test_every_key_becomes_a_field_of_the_request() -> None:
         "model": "small",
         "skill": "unit-price",
         "skill_inputs": {"currency": "USD", "packs": 3, "exact": True},
-        "skills": ("a", "b"),
-        "server_tools": ("calc_*",),
+        "skills": ["a", "b"],
+        "server_tools": ["calc_*"],
         "reasoning": "low",
         "thinking_budget_tokens": 64,
         "thinking_budget_ms": None,
@@ -68,7 +70,7 @@ def test_every_key_becomes_a_field_of_the_request() -> None:
         "repeat_penalty": 1.1,
         "seed": 7,
         "max_tokens": 100,
-        "stop": ("END",),
+        "stop": ["END"],
     }
     # Every key that there is stands in the text above.
     keys = {*Agent.__struct_fields__, *AgentSampling.__struct_fields__} - {"name", "sampling", "description"}
@@ -93,7 +95,7 @@ def test_memory_is_an_intent_or_an_id(line: str, memory: str | None) -> None:
         ("[sampling]\ntemprature = 1", 2, "`sampling.temprature` is no key of an agent"),
         ("temperature = 1", 1, "`temperature` is no key of an agent"),
         ("name = 'x'", None, "an agent is named by its file"),
-        ("[sampling]\n\ntemperature = 5", 3, "`sampling.temperature`: Expected `float` <= 2.0"),
+        ("[sampling]\n\ntemperature = -1", 3, "`sampling.temperature`: Expected `float` >= 0.0"),
         ("[sampling]\ntemperature = nan", 2, "`sampling.temperature`"),
         ("[sampling]\ntemperature = inf", 2, "`sampling.temperature`"),
         ("[sampling]\ntop_k = true", 2, "`sampling.top_k`"),
@@ -139,12 +141,19 @@ def test_any_text_is_an_agent_or_a_fault(text: str) -> None:
 
 def test_any_field_that_the_request_states_wins() -> None:
     agent = parse("helper", WHOLE)
-    stated = {"temperature": 1.0, "thinking_budget_tokens": None, "memory": None, "stop": (), "system": ""}
+    stated = {"temperature": 1.0, "thinking_budget_tokens": None, "skills": [], "stop": [], "system": ""}
     adopted = adopt(agent, stated)
     assert {name: adopted[name] for name in stated} == stated
     assert adopted["top_k"] == 40
     assert adopted["skill_inputs"] == {"currency": "USD", "packs": 3, "exact": True}
     assert adopt(agent, {}) == agent.request_fields()
+
+
+def test_what_an_agent_states_is_a_request_that_is_accepted() -> None:
+    fields = parse("helper", WHOLE.replace("temperature = 0", "temperature = 0.5")).request_fields()
+    body = {**fields, "messages": [{"role": "user", "content": "x"}]}
+    request = msgspec.json.decode(msgspec.json.encode(body), type=NativeChatRequest)
+    assert {name: getattr(request, name) for name in fields} == fields
 
 
 def test_an_agents_answers_stay_with_its_own_skill() -> None:

@@ -17,9 +17,11 @@ MAX_FILE_BYTES = 131_072
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ID = r"^[A-Za-z0-9_-]+\Z"
 
+# The bounds are those of the request's fields, so that what is adopted is as good as what is sent.
 Text: TypeAlias = Annotated[str, Meta(min_length=1)]
-Id: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64, pattern=_ID)]
-Names: TypeAlias = Annotated[tuple[Text, ...], Meta(max_length=128)]
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+Names: TypeAlias = Annotated[tuple[Name, ...], Meta(max_length=128)]
+MemoryId: TypeAlias = Annotated[str, Meta(max_length=128, pattern=_ID)]
 Effort: TypeAlias = Literal["none", "low", "medium", "high"]
 EFFORTS: tuple[str, ...] = get_args(Effort)
 # Three states, as in a request: left out, a number, or no limit at all.
@@ -29,15 +31,15 @@ Budget: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)] | Literal["unlimite
 class AgentSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The `[sampling]` of an agent, in the fields of the native chat. None leaves a dimension alone."""
 
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1e6)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     repeat_penalty: Annotated[float, Meta(gt=0, le=1000)] | None = None
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
-    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     stop: Annotated[tuple[Text, ...], Meta(max_length=16)] | None = None
 
 
@@ -52,15 +54,15 @@ class Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     description: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     system: Text | None = None
     model: Text | None = None
-    skill: Text | None = None
+    skill: Name | None = None
     skill_inputs: dict[str, str | int | float | bool] | None = None
     skills: Names | None = None
     server_tools: Names | None = None
     reasoning: Effort | None = None
     thinking_budget_tokens: Budget | UnsetType = UNSET
     thinking_budget_ms: Budget | UnsetType = UNSET
-    memory: bool | Id | None = None
-    memory_store: Id | None = None
+    memory: bool | MemoryId | None = None
+    memory_store: MemoryId | None = None
     sampling: AgentSampling = AgentSampling()
 
     @property
@@ -87,7 +89,11 @@ class Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             "memory_store": self.memory_store,
             **{name: getattr(self.sampling, name) for name in AgentSampling.__struct_fields__},
         }
-        fields = {name: value for name, value in stated.items() if value is not None}
+        fields = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in stated.items()
+            if value is not None
+        }
         for name in ("thinking_budget_tokens", "thinking_budget_ms"):
             limit = getattr(self, name)
             if limit is not UNSET:
@@ -98,8 +104,8 @@ class Agent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 def adopt(agent: Agent, stated: Mapping[str, Any]) -> dict[str, Any]:
     """A request's fields over the agent's: any field that the request states wins, whole.
 
-    `stated` holds only what the request states; a null that it states is stated. One thing is not the
-    fields' own affair: the agent's answers belong to the agent's skill, so they do not go with another.
+    `stated` holds only what the request states, an empty list or text too. One thing is not the fields' own
+    affair: the agent's answers belong to the agent's skill, so they do not go with another.
     """
     fields = {**agent.request_fields(), **stated}
     if "skill_inputs" not in stated and fields.get("skill") != agent.skill:
