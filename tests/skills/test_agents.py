@@ -141,7 +141,13 @@ def test_any_text_is_an_agent_or_a_fault(text: str) -> None:
 
 def test_any_field_that_the_request_states_wins() -> None:
     agent = parse("helper", WHOLE)
-    stated = {"temperature": 1.0, "thinking_budget_tokens": None, "skills": [], "stop": [], "system": ""}
+    stated: dict[str, object] = {
+        "temperature": 1.0,
+        "thinking_budget_tokens": None,
+        "skills": [],
+        "stop": [],
+        "system": "",
+    }
     adopted = adopt(agent, stated)
     assert {name: adopted[name] for name in stated} == stated
     assert adopted["top_k"] == 40
