@@ -14,7 +14,11 @@ import httpx
 import msgspec
 
 from contract.validators import validate, validate_chat_stream
+<<<<<<< HEAD
 from kiln.wire import lmkit as wire
+=======
+from openai_profile import checks
+>>>>>>> 81042be (/v1/openai: chat completions, streamed and not, with usage, efforts, log-probabilities and tools; models)
 
 CHAT = "/v1/chat/completions"
 NATIVE_CHAT = "/lmkit/v1/chat"
@@ -76,6 +80,10 @@ class _Answer:
         kind = self.response.headers.get("content-type", "")
         if path == "/metrics" and status == 200:
             return []
+        if path.startswith("/v1/openai/") and self.request.method == "POST" and status == 200:
+            streamed = kind.startswith("text/event-stream")
+            body = bytes(self.body) if streamed else json.loads(self.body)
+            return checks.problems(path, json.loads(self.request.content), body, streamed=streamed)
         if kind.startswith("text/event-stream"):
             if path not in (CHAT, NATIVE_CHAT) or status != 200:
                 return ["an event stream where none belongs"]

@@ -11,6 +11,7 @@ from importlib.resources import files
 
 INFERENCE = "kiln-inference-v1.schema.json"
 THINKING_BUDGET = "thinking-budget-v1.schema.json"
+OPENAI_CHUNK = "openai-chat-chunk-v1.schema.json"
 THINKING_BUDGET_VECTORS = "thinking-budget-v1.conformance.json"
 
 

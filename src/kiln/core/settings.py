@@ -231,6 +231,37 @@ class SamplingSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenaiSettings:
+    """The OpenAI-compatible profile under `/v1/openai`."""
+
+    effort_minimal: int | None = _setting(
+        64, "Thinking tokens of `reasoning_effort: minimal`.", low=0, unlimited=True
+    )
+    effort_low: int | None = _setting(
+        1024, "Thinking tokens of `reasoning_effort: low`.", low=0, unlimited=True
+    )
+    effort_medium: int | None = _setting(
+        4096, "Thinking tokens of `reasoning_effort: medium`.", low=0, unlimited=True
+    )
+    effort_high: int | None = _setting(
+        16_384, "Thinking tokens of `reasoning_effort: high`.", low=0, unlimited=True
+    )
+    price_prompt: float | None = _setting(
+        None, "Dollars a million prompt tokens; with price_completion it makes `estimated_cost`.", low=0
+    )
+    price_cached_prompt: float | None = _setting(
+        None, "The same for prompt tokens from the prefix cache; unset, price_prompt.", low=0
+    )
+    price_completion: float | None = _setting(None, "Dollars a million completion tokens.", low=0)
+
+    def __post_init__(self) -> None:
+        if (self.price_prompt is None) != (self.price_completion is None):
+            raise BadValue("openai.price_prompt and openai.price_completion must be set both or neither")
+        if self.price_cached_prompt is not None and self.price_prompt is None:
+            raise BadValue("openai.price_cached_prompt needs openai.price_prompt")
+
+
+@dataclass(frozen=True, slots=True)
 class ToolsSettings:
     """Which tools the server runs for a model, and within which bounds."""
 
@@ -405,6 +436,7 @@ class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    openai: OpenaiSettings = field(default_factory=OpenaiSettings)
     tools: ToolsSettings = field(default_factory=ToolsSettings)
     skills: SkillsSettings = field(default_factory=SkillsSettings)
     agents: AgentsSettings = field(default_factory=AgentsSettings)
@@ -443,6 +475,7 @@ class Settings:
             model,
             EngineSettings(**parts["engine"]),
             SamplingSettings(**parts["sampling"]),
+            OpenaiSettings(**parts["openai"]),
             ToolsSettings(**parts["tools"]),
             SkillsSettings(**parts["skills"]),
             AgentsSettings(**parts["agents"]),
@@ -499,6 +532,7 @@ SECTIONS: Mapping[str, type] = MappingProxyType(
         "model": ModelSettings,
         "engine": EngineSettings,
         "sampling": SamplingSettings,
+        "openai": OpenaiSettings,
         "tools": ToolsSettings,
         "skills": SkillsSettings,
         "agents": AgentsSettings,

@@ -21,6 +21,7 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
+    CONTENT_FILTER = "content_filter"
     ERROR = "error"
     CANCELLED = "cancelled"
 

@@ -165,6 +165,10 @@ class ChunkEncoder:
     def encode(self, events: Iterable[ExchangeEvent]) -> bytes:
         return b"".join(self._event(event) for event in events)
 
+    def closing(self) -> bytes:
+        """Nothing: the last chunk of the one choice has said everything."""
+        return b""
+
     def _event(self, event: ExchangeEvent) -> bytes:
         if isinstance(event, TextDelta):
             if event.channel == "content":

@@ -18,6 +18,7 @@ from kiln.http import (
     routes_kiln,
     routes_lmkit,
     routes_meta,
+    routes_openai,
     routes_session,
 )
 from kiln.http.guard import Guard
@@ -33,6 +34,9 @@ ROUTES = [
     Route("/v1/config", routes_meta.config, methods=["GET"]),
     Route("/v1/stats/recent-requests", routes_meta.recent_requests, methods=["GET"]),
     Route("/v1/stats/decode", routes_meta.decode_stats, methods=["GET"]),
+    Route("/v1/openai/chat/completions", routes_openai.chat_completions, methods=["POST"]),
+    Route("/v1/openai/models", routes_meta.list_models, methods=["GET"]),
+    Route("/v1/openai/models/{model:path}", routes_meta.show_model, methods=["GET"]),
     Route("/health", routes_meta.health, methods=["GET"]),
     Route("/metrics", routes_meta.metrics, methods=["GET"]),
     Route("/contracts/{name}", openapi.contract_route, methods=["GET"]),

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible profile: pure functions between its wire structs and core values."""

@@ -1,0 +1,96 @@
+"""Sampling fields that chat and text completions share: out of range is refused here, never clamped."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from kiln.core.errors import InvalidField
+from kiln.core.sampling import MAX_SEED, SamplingOverrides
+from kiln.dialects.kiln import MAX_STOP_BYTES, MAX_STOPS
+from kiln.dialects.validate import require_range, text_list
+
+MAX_TEMPERATURE = 2.0
+_BOUNDS = {
+    "temperature": (0.0, MAX_TEMPERATURE),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+
+
+class SamplingFields(Protocol):
+    """The fields as both requests have them."""
+
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    repetition_penalty: float | None
+    seed: int | None
+    logit_bias: dict[str, float] | None
+    stop: str | list[str] | None
+
+
+def read_sampling(request: SamplingFields) -> SamplingOverrides:
+    """Raises InvalidField for a number out of its range."""
+    for name, (low, high) in _BOUNDS.items():
+        value = getattr(request, name)
+        if value is not None and not (math.isfinite(value) and low <= value <= high):
+            raise InvalidField(f"{name} must be between {low:g} and {high:g}, not {value:g}", param=name)
+    repetition = request.repetition_penalty
+    if repetition is not None and not (math.isfinite(repetition) and repetition > 0):
+        raise InvalidField(
+            f"repetition_penalty must be above 0, not {repetition:g}", param="repetition_penalty"
+        )
+    require_range("seed", request.seed, 0, MAX_SEED)
+    return SamplingOverrides(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=repetition,
+    )
+
+
+def read_bias(request: SamplingFields) -> tuple[tuple[int | str, float], ...]:
+    """OpenAI's map of token ids in decimal to numbers; their range is checked against the model."""
+    entries = []
+    for key, value in (request.logit_bias or {}).items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise InvalidField(
+                f"logit_bias has the key {key[:40]!r}, which is no token id",
+                param="logit_bias",
+                hint="Keys are token ids in decimal; POST /v1/openai/tokenize tells them.",
+            )
+        entries.append((int(key), value))
+    return tuple(entries)
+
+
+def read_stops(request: SamplingFields) -> tuple[str, ...]:
+    stops = text_list("stop", request.stop)
+    if any(text == "" for text in stops):
+        raise InvalidField("stop must not hold an empty string", param="stop")
+    if len(stops) > MAX_STOPS or sum(len(text.encode("utf-8", "replace")) for text in stops) > MAX_STOP_BYTES:
+        raise InvalidField(
+            f"stop holds at most {MAX_STOPS} strings of {MAX_STOP_BYTES} bytes in all", param="stop"
+        )
+    return stops
+
+
+def read_tier(tier: str | None) -> bool:
+    """Whether a request is of the priority tier. Raises InvalidField for a tier that is not served."""
+    if tier in (None, "auto", "default"):
+        return False
+    if tier == "priority":
+        return True
+    raise InvalidField(
+        f"service_tier {tier[:40]!r} is not served" if tier else "service_tier is empty",
+        param="service_tier",
+        hint="Send default or priority.",
+    )

@@ -1,0 +1,57 @@
+"""`/v1/openai`: chat completions and models for OpenAI's clients."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from kiln.chat.prepare import Prepared
+from kiln.core.turn import ChatTurn
+from kiln.dialects.openai.chunks import ChunkEncoder
+from kiln.dialects.openai.request import ChatReply, decode_request, to_reply, to_turn
+from kiln.dialects.openai.response import to_response
+from kiln.dialects.openai.usage import Counting
+from kiln.http.body import read_json_body
+from kiln.http.sse import unless_disconnected
+from kiln.http.state import ServerState
+from kiln.http.streams import stream_events
+
+
+async def chat_completions(request: Request) -> Response:
+    state: ServerState = request.app.state.kiln
+    entered = time.monotonic()
+    body = await read_json_body(request, state.settings.server.max_body_bytes)
+
+    def read() -> tuple[ChatTurn, ChatReply]:
+        wire = decode_request(body)
+        return to_turn(wire, state.settings.openai), to_reply(wire)
+
+    turn, reply = await unless_disconnected(request.receive, state.service.in_worker(read))
+    service = await state.service_for(turn.model)
+
+    def prepare() -> Prepared:
+        return service.prepare(turn)
+
+    prepared = await unless_disconnected(request.receive, service.in_worker(prepare))
+    exchange = service.start(prepared, entered=entered)
+    counting = counting_of(state)
+    if reply.stream:
+        encoder = ChunkEncoder(exchange.head, turn.n, reply, counting)
+        return await stream_events(request, exchange.events(), encoder, exchange.abandon)
+    try:
+        completion = await unless_disconnected(request.receive, exchange.collect())
+    except ClientDisconnect:
+        return Response(status_code=499)
+    finally:
+        exchange.abandon()
+    return Response(
+        msgspec.json.encode(to_response(completion, reply, counting)), media_type="application/json"
+    )
+
+
+def counting_of(state: ServerState) -> Counting:
+    keeps = state.service.engine.facts.get("prefix_cache") is not False
+    return Counting.of(state.settings.openai, keeps_prefixes=keeps)

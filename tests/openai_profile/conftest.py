@@ -1,0 +1,125 @@
+"""Servers and clients of this folder. Every answer is held against the contract while it is received."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from serve import traffic
+from serve.scripted import Stage, scripted_app
+from serve.servers import PROMPT, Server, Streamed, serving, serving_model
+
+MODEL = "tiny-reasoner"
+ADD: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two integers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A running server, asked under `/v1/openai`."""
+
+    server: Server
+
+    def post(self, path: str, /, **body: Any) -> httpx.Response:
+        return self.server.client.post(f"/v1/openai/{path}", json=body)
+
+    def chat(self, content: str = PROMPT, /, **fields: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": content}]
+        return self.post("chat/completions", **{"messages": messages, "temperature": 0, **fields})
+
+    def ask(self, content: str = PROMPT, /, **fields: Any) -> Any:
+        response = self.chat(content, **fields)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def stream(self, content: str = PROMPT, /, **fields: Any) -> Streamed:
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        response = self.chat(content, **{**options, **fields})
+        assert response.status_code == 200, response.text
+        return Streamed.parse(response.content)
+
+    def refuse(self, path: str = "chat/completions", /, **body: Any) -> Any:
+        if path == "chat/completions":
+            body = {"messages": [{"role": "user", "content": PROMPT}], **body}
+        response = self.post(path, **body)
+        assert response.status_code == 400, response.text
+        return response.json()["error"]
+
+
+@pytest.fixture(autouse=True)
+def contract_kept() -> Iterator[None]:
+    """No answer to this test's requests broke the contract."""
+    traffic.violations.clear()
+    yield
+    found = list(traffic.violations)
+    traffic.violations.clear()
+    assert not found, "\n".join(found[:20])
+
+
+@pytest.fixture(scope="session")
+def profile_server() -> Iterator[Server]:
+    """The bundled model, with small efforts and prices."""
+    with serving_model(
+        openai__effort_minimal=4,
+        openai__effort_low=8,
+        openai__effort_medium=24,
+        openai__effort_high=None,
+        openai__price_prompt=1.0,
+        openai__price_cached_prompt=0.25,
+        openai__price_completion=4.0,
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def profile(profile_server: Server) -> Profile:
+    return Profile(profile_server)
+
+
+@pytest.fixture(scope="session")
+def scripted() -> Iterator[tuple[Profile, Stage]]:
+    app, stage = scripted_app()
+    with serving(app) as running:
+        yield Profile(running), stage
+
+
+@pytest.fixture
+def stage(scripted: tuple[Profile, Stage]) -> Iterator[Stage]:
+    running, stage = scripted
+    stage.clear()
+    yield stage
+    stage.clear()
+    running.server.wait_idle()
+
+
+@pytest.fixture
+def acted(scripted: tuple[Profile, Stage], stage: Stage) -> Profile:
+    """A server whose model says what `stage` tells it."""
+    return scripted[0]
+
+
+@pytest.fixture
+def client(profile_server: Server) -> Iterator[openai.OpenAI]:
+    with traffic.client("") as http_client:
+        yield openai.OpenAI(
+            base_url=f"{profile_server.url}/v1/openai",
+            api_key="none",
+            http_client=http_client,  # type: ignore[arg-type]
+            max_retries=0,
+        )
