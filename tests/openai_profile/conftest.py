@@ -76,10 +76,9 @@ def contract_kept() -> Iterator[None]:
 def profile_server() -> Iterator[Server]:
     """The bundled model, with small efforts and prices."""
     with serving_model(
-        openai__effort_minimal=4,
-        openai__effort_low=8,
-        openai__effort_medium=24,
-        openai__effort_high=None,
+        server__reasoning_low_tokens=8,
+        server__reasoning_medium_tokens=24,
+        server__reasoning_high_tokens=None,
         openai__price_prompt=1.0,
         openai__price_cached_prompt=0.25,
         openai__price_completion=4.0,

@@ -14,11 +14,8 @@ import httpx
 import msgspec
 
 from contract.validators import validate, validate_chat_stream
-<<<<<<< HEAD
 from kiln.wire import lmkit as wire
-=======
 from openai_profile import checks
->>>>>>> 81042be (/v1/openai: chat completions, streamed and not, with usage, efforts, log-probabilities and tools; models)
 
 CHAT = "/v1/chat/completions"
 NATIVE_CHAT = "/lmkit/v1/chat"

@@ -234,18 +234,6 @@ class SamplingSettings:
 class OpenaiSettings:
     """The OpenAI-compatible profile under `/v1/openai`."""
 
-    effort_minimal: int | None = _setting(
-        64, "Thinking tokens of `reasoning_effort: minimal`.", low=0, unlimited=True
-    )
-    effort_low: int | None = _setting(
-        1024, "Thinking tokens of `reasoning_effort: low`.", low=0, unlimited=True
-    )
-    effort_medium: int | None = _setting(
-        4096, "Thinking tokens of `reasoning_effort: medium`.", low=0, unlimited=True
-    )
-    effort_high: int | None = _setting(
-        16_384, "Thinking tokens of `reasoning_effort: high`.", low=0, unlimited=True
-    )
     price_prompt: float | None = _setting(
         None, "Dollars a million prompt tokens; with price_completion it makes `estimated_cost`.", low=0
     )

@@ -18,12 +18,9 @@ from starlette.responses import HTMLResponse, Response
 from kiln import contracts
 from kiln.core.errors import RouteNotFound
 from kiln.core.text import shorten
-<<<<<<< HEAD
 from kiln.http import openapi_access
 from kiln.http.openapi_native import native_paths
-=======
 from kiln.http.openapi_openai import openai_paths
->>>>>>> 81042be (/v1/openai: chat completions, streamed and not, with usage, efforts, log-probabilities and tools; models)
 from kiln.http.openapi_parts import Json, inference, ref, responses, schemas
 
 _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'"
@@ -79,11 +76,8 @@ def openapi_document() -> Json:
         "servers": [{"url": "/"}],
         "tags": [
             {"name": "inference", "description": "The Kiln inference contract, version 1."},
-<<<<<<< HEAD
             {"name": "native", "description": "The native chat of `/lmkit/v1`."},
-=======
             {"name": "openai", "description": "The profile for OpenAI's clients."},
->>>>>>> 81042be (/v1/openai: chat completions, streamed and not, with usage, efforts, log-probabilities and tools; models)
             {"name": "exchange", "description": "Acting on an exchange that is running."},
             {"name": "catalog", "description": "Skills and agents that a native chat may name."},
             {"name": "access", "description": "Who the caller is."},

@@ -12,7 +12,7 @@ import msgspec
 from kiln import contracts
 from kiln.core.errors import KilnError, RequestError, ServiceError
 from kiln.core.settings import SOURCES, Declaration, declarations
-<<<<<<< HEAD
+from kiln.http.openapi_openai import openai_schemas
 from kiln.http.problems import error_body, native_error_body
 from kiln.wire.catalog import AgentList, SkillList
 from kiln.wire.lmkit import (
@@ -22,11 +22,6 @@ from kiln.wire.lmkit import (
     SkipThinking,
     StatusEvent,
 )
-=======
-from kiln.http.openapi_openai import openai_schemas
-from kiln.http.problems import RETRY_AFTER_SECONDS, error_body, native_error_body
-from kiln.http.routes_meta import SkipThinking
->>>>>>> 81042be (/v1/openai: chat completions, streamed and not, with usage, efforts, log-probabilities and tools; models)
 from kiln.wire.problems import ErrorResponse
 
 Json = dict[str, Any]
@@ -92,13 +87,9 @@ def schemas() -> Json:
     found = dict(inference()["$defs"])
     for name, schema in json.loads(contracts.load(contracts.THINKING_BUDGET))["$defs"].items():
         found[THINKING_NAMES[name]] = schema
-<<<<<<< HEAD
     # The contracts' own definitions win over structs of the same name.
     found = structs | found
-=======
-    found |= structs
     found |= openai_schemas()
->>>>>>> 81042be (/v1/openai: chat completions, streamed and not, with usage, efforts, log-probabilities and tools; models)
     found |= _own_schemas()
     return {name: _pointing_here(schema) for name, schema in sorted(found.items())}
 

@@ -9,24 +9,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from kiln.chat.prepare import Prepared
-<<<<<<< HEAD
-from kiln.chat.service import ChatService, Exchange
-from kiln.core.completion import ExchangeEvent
-from kiln.core.errors import InternalError, KilnError
-=======
->>>>>>> 81042be (/v1/openai: chat completions, streamed and not, with usage, efforts, log-probabilities and tools; models)
+from kiln.chat.service import ChatService
 from kiln.dialects.kiln import ChunkEncoder, ReplyOptions, decode_chat, to_response, to_turn
 from kiln.http.admission import admitted
 from kiln.http.body import read_json_body
 from kiln.http.sse import unless_disconnected
 from kiln.http.state import ServerState
-<<<<<<< HEAD
-from kiln.wire.kiln import ChatCompletionRequest
-
-log = logging.getLogger(__name__)
-=======
 from kiln.http.streams import stream_events
->>>>>>> 81042be (/v1/openai: chat completions, streamed and not, with usage, efforts, log-probabilities and tools; models)
+from kiln.wire.kiln import ChatCompletionRequest
 
 
 async def chat_completions(request: Request) -> Response:

@@ -9,15 +9,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from kiln.chat.prepare import Prepared
-from kiln.core.turn import ChatTurn
+from kiln.chat.service import ChatService
 from kiln.dialects.openai.chunks import ChunkEncoder
 from kiln.dialects.openai.request import ChatReply, decode_request, to_reply, to_turn
 from kiln.dialects.openai.response import to_response
 from kiln.dialects.openai.usage import Counting
+from kiln.http.admission import admitted
 from kiln.http.body import read_json_body
 from kiln.http.sse import unless_disconnected
 from kiln.http.state import ServerState
 from kiln.http.streams import stream_events
+from kiln.wire.openai_chat import ChatRequest
 
 
 async def chat_completions(request: Request) -> Response:
@@ -25,21 +27,15 @@ async def chat_completions(request: Request) -> Response:
     entered = time.monotonic()
     body = await read_json_body(request, state.settings.server.max_body_bytes)
 
-    def read() -> tuple[ChatTurn, ChatReply]:
-        wire = decode_request(body)
-        return to_turn(wire, state.settings.openai), to_reply(wire)
+    def prepare(wire: ChatRequest, service: ChatService) -> tuple[Prepared, ChatReply]:
+        return service.prepare(to_turn(wire, state.efforts())), to_reply(wire)
 
-    turn, reply = await unless_disconnected(request.receive, state.service.in_worker(read))
-    service = await state.service_for(turn.model)
-
-    def prepare() -> Prepared:
-        return service.prepare(turn)
-
-    prepared = await unless_disconnected(request.receive, service.in_worker(prepare))
-    exchange = service.start(prepared, entered=entered)
-    counting = counting_of(state)
+    async with admitted(state, request, lambda: decode_request(body), prepare) as (service, made):
+        prepared, reply = made
+        exchange = service.start(prepared, entered=entered)
+    counting = counting_of(state, service)
     if reply.stream:
-        encoder = ChunkEncoder(exchange.head, turn.n, reply, counting)
+        encoder = ChunkEncoder(exchange.head, prepared.turn.n, reply, counting)
         return await stream_events(request, exchange.events(), encoder, exchange.abandon)
     try:
         completion = await unless_disconnected(request.receive, exchange.collect())
@@ -52,6 +48,6 @@ async def chat_completions(request: Request) -> Response:
     )
 
 
-def counting_of(state: ServerState) -> Counting:
-    keeps = state.service.engine.facts.get("prefix_cache") is not False
+def counting_of(state: ServerState, service: ChatService) -> Counting:
+    keeps = service.engine.facts.get("prefix_cache") is not False
     return Counting.of(state.settings.openai, keeps_prefixes=keeps)

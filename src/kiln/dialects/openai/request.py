@@ -7,11 +7,10 @@ from typing import Literal
 
 from kiln.core.errors import InvalidField
 from kiln.core.messages import Conversation
-from kiln.core.settings import OpenaiSettings
 from kiln.core.turn import AnswerFormat, ChatTurn, ToolPolicy
 from kiln.dialects.openai.messages import read_messages, read_policy, read_tools
 from kiln.dialects.openai.sampling import read_bias, read_sampling, read_stops, read_tier
-from kiln.dialects.openai.thinking import ThinkingWish, read_thinking
+from kiln.dialects.openai.thinking import Efforts, ThinkingWish, read_thinking
 from kiln.dialects.validate import decode, require_range
 from kiln.wire import openai_chat as wire
 
@@ -71,9 +70,9 @@ def to_reply(request: wire.ChatRequest) -> ChatReply:
     )
 
 
-def to_turn(request: wire.ChatRequest, settings: OpenaiSettings) -> ChatTurn:
+def to_turn(request: wire.ChatRequest, efforts: Efforts) -> ChatTurn:
     """The core value of a checked request."""
-    thinking = read_thinking(request, settings)
+    thinking = read_thinking(request, efforts)
     policy = read_policy(request)
     tools = read_tools(request.tools)
     field = "max_completion_tokens" if request.max_completion_tokens is not None else "max_tokens"

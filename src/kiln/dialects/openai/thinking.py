@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
 
 from kiln.core.errors import InvalidField
-from kiln.core.settings import OpenaiSettings
 from kiln.wire import openai_chat as wire
 
 
@@ -22,7 +22,11 @@ class ThinkingWish:
     exclude: bool
 
 
-def read_thinking(request: wire.ChatRequest, settings: OpenaiSettings) -> ThinkingWish:
+# Thinking tokens of each effort; None is no limit.
+Efforts = Mapping[str, int | None]
+
+
+def read_thinking(request: wire.ChatRequest, efforts: Efforts) -> ThinkingWish:
     """An explicit budget outweighs an effort's. Raises InvalidField for wishes that contradict each other."""
     reasoning = request.reasoning if request.reasoning is not None else wire.Reasoning()
     effort = _one_effort(request.reasoning_effort, reasoning.effort)
@@ -40,7 +44,8 @@ def read_thinking(request: wire.ChatRequest, settings: OpenaiSettings) -> Thinki
     if budget is UNSET and reasoning.max_tokens is not None:
         budget = reasoning.max_tokens
     elif budget is UNSET and effort is not None and effort != "none":
-        budget = effort_budget(effort, settings)
+        # `minimal` is OpenAI's word for less than low; low is the least that is configured.
+        budget = efforts["low" if effort == "minimal" else effort]
     return ThinkingWish(
         enabled=_enabled(request, reasoning, effort),
         effort=effort,
@@ -48,12 +53,6 @@ def read_thinking(request: wire.ChatRequest, settings: OpenaiSettings) -> Thinki
         budget_ms=request.thinking_budget_ms,
         exclude=reasoning.exclude,
     )
-
-
-def effort_budget(effort: str, settings: OpenaiSettings) -> int | None:
-    """Thinking tokens that the configuration gives an effort; None is no limit."""
-    budget: int | None = getattr(settings, f"effort_{effort}")
-    return budget
 
 
 def _one_effort(first: wire.Effort | None, second: wire.Effort | None) -> wire.Effort | None:
