@@ -22,6 +22,8 @@ class Letters:
         self.control_spellings: list[str] = ["<end>"]
 
     def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
+        if parse_special and text.encode() in self.pieces[EOS:]:
+            return [self.pieces.index(text.encode(), EOS)]
         return list(text.encode())
 
     def read(self, ids: Sequence[int]) -> str:

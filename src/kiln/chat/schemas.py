@@ -14,6 +14,7 @@ from typing import Any
 from kiln.core.errors import GrammarFailed, InvalidField
 from kiln.core.text import shorten
 from kiln.engine.grammar import GrammarCompiler
+from kiln.text.lark import json_of
 
 Schema = dict[str, Any] | bool
 
@@ -41,15 +42,6 @@ MAPS = ("properties", "patternProperties", "$defs", "definitions")
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 SINGLE = ("items", "additionalItems", "additionalProperties")
 DEFINITIONS = ("$defs", "definitions")
-
-# One blank, or a line break and an indentation: models write both, and no more can run away.
-GUIDANCE = {"whitespace_flexible": True, "whitespace_pattern": r"(\n[ ]{0,40}|[ ])?"}
-
-
-def to_rule(schema: Schema) -> str:
-    """The right-hand side of a Lark rule for JSON of a schema that was made ready."""
-    body = schema if isinstance(schema, dict) else {}
-    return f"%json {json.dumps({**body, 'x-guidance': GUIDANCE})}"
 
 
 def make_ready(schema: object, param: str, compiler: GrammarCompiler, *, strict: bool = False) -> Schema:
@@ -147,7 +139,7 @@ def _keys(value: object) -> list[Any]:
 def _problem(schema: Schema, compiler: GrammarCompiler) -> str | None:
     """Why a schema cannot be compiled, None if it can."""
     try:
-        state = compiler.state(f"start: {to_rule(schema)}")
+        state = compiler.state(f"start: {json_of(schema)}")
     except GrammarFailed as error:
         return _OVERLAP if error.message.startswith("oneOf") else error.message
     try:

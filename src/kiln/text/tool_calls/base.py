@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
+from kiln.text.lark import Lark, either, json_of
 from kiln.text.scanner import ToolMarkers
 
 # The parameters of each tool that may be called, by its name.
@@ -69,6 +70,20 @@ class ToolFormat(ABC):
         None for a format whose arguments are not JSON.
         """
         return None
+
+    def call_rule(self, name: str, parameters: Mapping[str, Any], lark: Lark) -> str:
+        """The expression of one call of `name` whose arguments keep to a JSON Schema of an object."""
+        framing = self.framing(name)
+        assert framing is not None, "a format whose arguments are not JSON has a rule of its own"
+        arguments = lark.rule(json_of(dict(parameters)))
+        return f"{lark.text(framing.before)} {arguments} {lark.text(framing.after)}"
+
+    def calls_rule(self, calls: Sequence[str], lark: Lark, *, many: bool) -> str:
+        """The expression of one of the `calls`, or, with `many`, of one or more in a row."""
+        call = lark.rule(either(calls))
+        if not many or lark.ends_turn(self.markers.close):
+            return call
+        return f"{call} ({lark.text(self.joiner)} {call})*"
 
     @property
     def texts(self) -> Sequence[str]:

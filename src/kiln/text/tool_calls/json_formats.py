@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from kiln.text.lark import Lark, either, json_of
 from kiln.text.scanner import ToolMarkers
 from kiln.text.tool_calls.base import (
     Framing,
@@ -74,6 +77,15 @@ class Mistral(ToolFormat):
 
     def framing(self, name: str) -> Framing:
         return Framing(f'[TOOL_CALLS][{{"name": {json.dumps(name)}, "arguments": ', "}]")
+
+    def call_rule(self, name: str, parameters: Mapping[str, Any], lark: Lark) -> str:
+        before = lark.text(f'{{"name": {json.dumps(name)}, "arguments": ')
+        return f"{before} {lark.rule(json_of(dict(parameters)))} {lark.text('}')}"
+
+    def calls_rule(self, calls: Sequence[str], lark: Lark, *, many: bool) -> str:
+        call = lark.rule(either(calls))
+        more = f" ({lark.text(', ')} {call})*" if many else ""
+        return f"{lark.text('[TOOL_CALLS][')} {call}{more} {lark.text(']')}"
 
 
 class MistralNamed(ToolFormat):
