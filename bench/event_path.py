@@ -1,64 +1,35 @@
 """The event path alone: a scripted model, paced streams, events per CPU second of the server process.
 
-What is measured is everything but the model: hand-over, detokenizing, scanning, encoding, writing.
-The client runs in a process of its own; the server's CPU time is read from its own clock.
+What is measured is everything on the server's side of the engine: taking the engine's reports, detokenizing,
+scanning, encoding, writing. The engine and the client run in processes of their own; the server's CPU time
+is read from its own clock, between the moments when all streams run and when the first one ends.
 """
 
 from __future__ import annotations
 
 import json
 import multiprocessing
+import sys
 import time
-from collections.abc import Mapping
 from multiprocessing.connection import Connection
-
-import numpy as np
-from numpy.typing import NDArray
+from pathlib import Path
 
 from bench.serving import settings
-from kiln.cli.assembly import app_over, describe_model, load_model
+from kiln.cli.assembly import app_with, describe_model, load_model
 from kiln.cli.embedded import serve_app
-from kiln.engine.ports import ModelCall
+from kiln.engine.messages import EngineLimits
+from kiln.engine.process import ProcessEngine, RunnerPlan
 from kiln.loadgen.load import ClosedLoop, Until, run_load
 from kiln.loadgen.server import connect
 
-TOKENS = 300
 STEP_S = 0.02
-
-
-class PacedRunner:
-    """Says the digit 7 for ever, one step every 20 ms, whatever the number of rows."""
-
-    max_rows = 2048
-    can_share = False
-
-    def __init__(self, n_vocab: int, token: int, sequences: int) -> None:
-        self.n_vocab = n_vocab
-        self.sequences = sequences
-        self.kv_cells = sequences * 1024
-        self._logits = np.zeros((max(sequences, 64), n_vocab), np.float32)
-        self._logits[:, token] = 1.0
-        self._next = 0.0
-
-    def execute(self, call: ModelCall) -> NDArray[np.float32]:
-        self._next = max(self._next + STEP_S, time.monotonic())
-        time.sleep(max(0.0, self._next - time.monotonic()))
-        return self._logits[: sum(chunk.outputs for chunk in call.chunks)]
-
-    def drop(self, sequence: int) -> None: ...
-
-    def collect(self) -> None: ...
-
-    def copy(self, source: int, target: int, length: int) -> None: ...
-
-    def describe(self) -> Mapping[str, object]:
-        return {"backend": "paced"}
-
-    def close(self) -> None: ...
+SECONDS = 6.0
+TOKENS = 1000
+CELLS = 1280
 
 
 def main() -> None:
-    print(f"{TOKENS} tokens a stream, a step every {STEP_S * 1000:.0f} ms")
+    print(f"a step every {STEP_S * 1000:.0f} ms")
     print("| streams | events/s | server CPU | events per CPU second |\n|---|---|---|---|")
     for streams in (64, 128):
         events, seconds, cpu = measure(streams)
@@ -69,11 +40,21 @@ def main() -> None:
 
 
 def measure(streams: int) -> tuple[int, float, float]:
-    """Events, wall seconds and CPU seconds of a server in a process of its own."""
+    """Events, wall seconds and CPU seconds of a server in a process of its own, in the steady state."""
     ours, theirs = multiprocessing.Pipe()
-    server = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, streams), daemon=True)
+    spawn = multiprocessing.get_context("spawn")
+    server = spawn.Process(target=serve, args=(theirs, streams))
     server.start()
-    url = ours.recv()
+    load = spawn.Process(target=send_load, args=(ours.recv(), streams), daemon=True)
+    load.start()
+    events, seconds, cpu = ours.recv()
+    load.kill()
+    ours.send("stop")
+    server.join(10)
+    return events, seconds, cpu
+
+
+def send_load(url: str, streams: int) -> None:
     known = connect(url)
     body = json.dumps(
         {
@@ -85,30 +66,39 @@ def measure(streams: int) -> tuple[int, float, float]:
             "chat_template_kwargs": {"enable_thinking": False},
         }
     ).encode()
-    ours.send("start")
-    ours.recv()
-    started = time.monotonic()
     run_load(known.target, [body] * streams, ClosedLoop(streams), Until(streams, None))
-    seconds = time.monotonic() - started
-    ours.send("stop")
-    cpu = float(ours.recv())
-    server.terminate()
-    return streams * TOKENS, seconds, cpu
 
 
 def serve(pipe: Connection, streams: int) -> None:
+    """Serve, and measure once all streams run."""
     base = settings(parallel=streams)
     llama = load_model(base, vocabulary_only=True)
     model = describe_model(base, llama)
-    token = llama.encode("7")[0]
-    app = app_over(base, llama, model, lambda: PacedRunner(llama.n_vocab, token, streams + 1))
+    token = str(llama.encode("7")[0])
+    engine = ProcessEngine(
+        [sys.executable, str(Path(__file__).with_name("paced_host.py")), token, str(STEP_S)],
+        RunnerPlan(str(llama.path), streams + 1, streams * CELLS, 1, EngineLimits(streams), "warning"),
+        context_length=model.context_length,
+        max_queue=streams,
+        environment={},
+        on_stopped=llama.close,
+    )
+    app = app_with(base, llama, model, engine)
     with serve_app(app) as url:
         pipe.send(url)
+        while engine.stats().running < streams:
+            time.sleep(0.05)
+        time.sleep(1.0)
+        steps, started, cpu = engine.stats().steps, time.monotonic(), time.process_time()
+        time.sleep(SECONDS)
+        steps, seconds, cpu = (
+            engine.stats().steps - steps,
+            time.monotonic() - started,
+            time.process_time() - cpu,
+        )
+        assert engine.stats().running == streams, "a stream ended too early to measure"
+        pipe.send((steps * streams, seconds, cpu))
         pipe.recv()
-        before = time.process_time()
-        pipe.send("go")
-        pipe.recv()
-        pipe.send(time.process_time() - before)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,32 @@ STALL_FACTOR = 5.0
 
 # A gap's phases, in seconds: another prompt's computation, decoding, sampling, delivery, handler queue.
 _PHASES = ("actor_prefill", "actor_decode", "sampling", "response_delivery", "handler_queue")
-Gap = tuple[float, ...]
+
+
+class Gap(NamedTuple):
+    """The time from one token's readiness to the next one's, and what says how it was spent.
+
+    Seconds; `last` is the mark of the earlier token, `before` and `step` are the steps of both.
+    """
+
+    seconds: float
+    last: float | None
+    before: StepTimes | None
+    step: StepTimes
+    delivery_s: float
+    queue_s: float
+
+    def cause(self) -> tuple[str, float]:
+        """The phase that took most of it, and its seconds."""
+        prefill_s = sampling_s = 0.0
+        if self.before is not None and self.last is not None and self.before.handed > self.last:
+            # A token is ready before it is sampled, and prompt calls run after the decode call of their
+            # step: both delay the next step's token, as far as they lie after this one's readiness.
+            after = self.before.handed - self.last
+            prefill_s, sampling_s = min(self.before.prefill_s, after), min(self.before.sampling_s, after)
+        phases = (prefill_s, self.step.decode_s, sampling_s, self.delivery_s, self.queue_s)
+        place = max(range(len(phases)), key=phases.__getitem__)
+        return _PHASES[place], phases[place]
 
 
 class LatencyLedger:
@@ -48,7 +74,7 @@ class LatencyLedger:
         self._first: float | None = None
         self._last: float | None = None
         self._before: StepTimes | None = None
-        # Rows of (gap, *phases); bounded, so that an endless completion costs bounded memory.
+        # Bounded, so that an endless completion costs bounded memory.
         self._gaps: list[Gap] = []
         self._gap_count = 0
         self._longest = 0.0
@@ -60,21 +86,16 @@ class LatencyLedger:
     def received(self, token: TokenEvent, delivery: Delivery) -> TokenTiming | None:
         """Note a delivery's token as it reaches the handler. Its timing, if the ledger is `measured`."""
         now = time.monotonic()
-        step, before, last, ready = delivery.step, self._before, self._last, token.ready_s
-        delivery_s = step.handed - ready if step.handed > ready else 0.0
-        queue_s = now - step.handed if now > step.handed else 0.0
-        prefill_s = sampling_s = 0.0
-        if before is not None and last is not None and before.handed > last:
-            # A token is ready before it is sampled, and prompt calls run after the decode call of their
-            # step: both delay the next step's token, as far as they lie after this one's readiness.
-            after = before.handed - last
-            prefill_s, sampling_s = min(before.prefill_s, after), min(before.sampling_s, after)
-        phases = (prefill_s, step.decode_s, sampling_s, delivery_s, queue_s)
-        timing = self._timing(token, step.handed, now, phases) if self._measured else None
+        step, last, ready = delivery.step, self._last, token.ready_s
+        handed = step.handed
+        delivery_s = handed - ready if handed > ready else 0.0
+        queue_s = now - handed if now > handed else 0.0
+        gap = Gap(0.0 if last is None else ready - last, last, self._before, step, delivery_s, queue_s)
+        timing = self._timing(token, now, gap) if self._measured else None
         if last is None:
             self._first = ready
         elif not delivery.replayed:
-            self._note_gap(ready - last, phases)
+            self._note_gap(gap)
         self._last = ready
         self._before = step
         self._tokens += 1
@@ -93,7 +114,7 @@ class LatencyLedger:
 
     def reckon(self, timings: Timings, *, streamed: bool) -> Latency:
         """The account, once the completion has ended."""
-        gaps = np.array([gap[0] for gap in self._gaps])
+        gaps = np.array([gap.seconds for gap in self._gaps])
         p50, p99, p999 = np.quantile(gaps, (0.5, 0.99, 0.999)) if len(gaps) else (None, None, None)
         threshold = None if p50 is None else max(STALL_FLOOR_S, STALL_FACTOR * float(p50))
         total = time.monotonic() - self._started
@@ -124,43 +145,39 @@ class LatencyLedger:
             unexplained_ms=max(0.0, total - known) * 1000,
         )
 
-    def _timing(self, token: TokenEvent, handed: float, now: float, phases: Gap) -> TokenTiming:
-        cause, cause_s = _largest(phases)
+    def _timing(self, token: TokenEvent, now: float, gap: Gap) -> TokenTiming:
+        cause, cause_s = gap.cause()
         first = self._last is None
         return TokenTiming(
             token_index=self._tokens,
             token_id=token.token_id,
             ready_ms=self._ms(token.ready_s),
-            delivered_ms=self._ms(max(token.ready_s, handed)),
-            received_ms=self._ms(max(now, handed)),
+            delivered_ms=self._ms(max(token.ready_s, gap.step.handed)),
+            received_ms=self._ms(max(now, gap.step.handed)),
             enqueued_ms=self._ms(now),
             cause=None if first else cause,
             cause_ms=None if first else cause_s * 1000,
         )
 
-    def _note_gap(self, gap: float, phases: Gap) -> None:
+    def _note_gap(self, gap: Gap) -> None:
         self._gap_count += 1
-        self._on_gap(gap)
-        self._longest = max(self._longest, gap)
+        self._on_gap(gap.seconds)
+        if gap.seconds > self._longest:
+            self._longest = gap.seconds
         if len(self._gaps) < RETAINED_GAPS:
-            self._gaps.append((gap, *phases))
+            self._gaps.append(gap)
 
     def _stalls(self, threshold: float | None) -> dict[str, int]:
         causes: Counter[str] = Counter()
-        for gap, *phases in self._gaps:
-            if threshold is not None and gap >= threshold:
-                cause, explained = _largest(tuple(phases))
-                enough = explained >= min(STALL_FLOOR_S, gap / 2)
+        for gap in self._gaps:
+            if threshold is not None and gap.seconds >= threshold:
+                cause, explained = gap.cause()
+                enough = explained >= min(STALL_FLOOR_S, gap.seconds / 2)
                 causes[cause if enough else "unexplained"] += 1
         return dict(causes)
 
     def _ms(self, mark: float) -> float:
         return max(0.0, mark - self._started) * 1000
-
-
-def _largest(phases: Gap) -> tuple[str, float]:
-    place = max(range(len(phases)), key=phases.__getitem__)
-    return _PHASES[place], phases[place]
 
 
 def _span(start: float | None, end: float | None) -> float | None:

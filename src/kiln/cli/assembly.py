@@ -64,7 +64,12 @@ def app_over(
     settings: Settings, llama: LlamaModel, model: ServedModel, make_runner: Callable[[], ModelRunner]
 ) -> Starlette:
     """The application with an inline engine over a loaded model (tests script the runner)."""
-    return _app(_with_cache(settings, llama, model, _inline_engine(settings, llama, model, make_runner)))
+    return app_with(settings, llama, model, _inline_engine(settings, llama, model, make_runner))
+
+
+def app_with(settings: Settings, llama: LlamaModel, model: ServedModel, engine: Engine) -> Starlette:
+    """The application with an engine of the caller's making."""
+    return _app(_with_cache(settings, llama, model, engine))
 
 
 @dataclass(frozen=True, slots=True)

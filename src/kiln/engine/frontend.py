@@ -97,7 +97,7 @@ class BatchGeneration:
         self.close_asked = False
         self._engine = engine
         self._deliveries: deque[Delivery] = deque()
-        self._ready = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
         self._ended = False
 
     def __aiter__(self) -> BatchGeneration:
@@ -106,9 +106,9 @@ class BatchGeneration:
     async def __anext__(self) -> Delivery:
         if self._ended and not self._deliveries:
             raise StopAsyncIteration
-        while not self._deliveries:
-            self._ready.clear()
-            await self._ready.wait()
+        if not self._deliveries:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         return self._deliveries.popleft()
 
     def cancel(self, error: KilnError | None = None) -> None:
@@ -129,4 +129,6 @@ class BatchGeneration:
     def deliver(self, delivery: Delivery) -> None:
         self._ended = delivery.end is not None
         self._deliveries.append(delivery)
-        self._ready.set()
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

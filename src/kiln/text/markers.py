@@ -29,6 +29,10 @@ class MarkerSearch:
         self._held = 0  # how many of the scanned characters may still be the start of a marker
         self._best: tuple[int, str] | None = None
 
+    def is_clear_of(self, text: str) -> bool:
+        """Whether nothing is held back and no marker can begin in `text`, which need not be pushed then."""
+        return not self._text and (self._first is None or self._first.search(text) is None)
+
     def push(self, text: str) -> None:
         """Append text that `next` has yet to look at."""
         self._text += text

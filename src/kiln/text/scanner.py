@@ -116,6 +116,8 @@ class Scanner:
 
     def feed(self, text: str) -> list[Span]:
         """The spans that became certain with this text."""
+        if self._is_plain(text):
+            return [Span(self._state, text)]
         spans: list[Span] = []
         # A long text is taken in slices, as every marker found in it copies the rest of its slice.
         for start in range(0, len(text), _CHUNK):
@@ -141,6 +143,16 @@ class Scanner:
                 _append(spans, Channel.CONTENT, body)
         self._flush_newlines(spans)
         return spans
+
+    def _is_plain(self, text: str) -> bool:
+        """Whether nothing is held back and nothing in the text may begin a marker: most tokens are so."""
+        return (
+            self._state is not Channel.TOOL
+            and not (self._in_lead or self._newlines or self._starts or self.stopped is not None)
+            and 0 < len(text) < _CHUNK
+            and text[-1] not in NEWLINES
+            and self._searches[self._state].is_clear_of(text)
+        )
 
     def _consume(self, text: str, spans: list[Span], *, final: bool) -> None:
         while self.stopped is None:
