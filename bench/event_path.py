@@ -77,7 +77,7 @@ def serve(pipe: Connection, streams: int) -> None:
     token = str(llama.encode("7")[0])
     engine = ProcessEngine(
         [sys.executable, str(Path(__file__).with_name("paced_host.py")), token, str(STEP_S)],
-        RunnerPlan(str(llama.path), streams + 1, streams * CELLS, 1, EngineLimits(streams), "warning"),
+        RunnerPlan(str(llama.path), streams + 1, streams * CELLS, 1, 0, EngineLimits(streams), "warning"),
         context_length=model.context_length,
         max_queue=streams,
         environment={},

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from kiln.chat.assemble import ChoiceAssembler, RawEvent, UnreadCall
 from kiln.chat.latency import LatencyLedger
@@ -67,21 +66,13 @@ class Exchange:
         self._accounted: set[int] = set()
         self.timer: asyncio.TimerHandle | None = None
 
-    async def events(self) -> AsyncGenerator[list[ExchangeEvent]]:
+    def events(self) -> AsyncGenerator[list[ExchangeEvent]]:
         """Events as they come, one list of one choice and engine step at a time.
 
         Raises the KilnError that a choice failed with.
         """
-        if len(self._assemblers) == 1:
-            async with contextlib.aclosing(self._choice_events(0, streamed=True)) as batches:
-                async for batch in batches:
-                    yield batch
-                    self._ledgers[0].enqueued()
-        else:
-            async with contextlib.aclosing(self._interleaved()) as batches:
-                async for batch in batches:
-                    yield batch
-        self._on_end(self.head.id)
+        # One generator less for most streams: this is the path of every token.
+        return self._choice_events(0, streamed=True) if len(self._assemblers) == 1 else self._interleaved()
 
     async def _interleaved(self) -> AsyncGenerator[list[ExchangeEvent]]:
         """The events of all choices as they come."""
@@ -119,7 +110,6 @@ class Exchange:
         except BaseException:
             self.abandon()
             raise
-        self._on_end(self.head.id)
         return Completion(self.head, tuple(choices))
 
     async def collect_each(self) -> list[ChoiceEnd | None]:
@@ -132,9 +122,7 @@ class Exchange:
                 log.warning("choice %d of %s failed: %s", index, self.head.id, error.message)
                 return None
 
-        choices = await asyncio.gather(*(one(i) for i in range(len(self._assemblers))))
-        self._on_end(self.head.id)
-        return choices
+        return await asyncio.gather(*(one(i) for i in range(len(self._assemblers))))
 
     async def _run(self, index: int) -> ChoiceEnd:
         last: ExchangeEvent | None = None
@@ -179,13 +167,15 @@ class Exchange:
                 events.extend(await self._finish(index, delivery.end, streamed=streamed))
             if events:
                 yield events
+                if streamed:
+                    self._ledgers[index].enqueued()
 
     async def _read(self, index: int, events: list[RawEvent]) -> list[ExchangeEvent]:
         """The events with their tool calls parsed and checked, off the event loop where there are some."""
-        read_calls = self._assemblers[index].read_calls
-        if any(isinstance(event, UnreadCall) for event in events):
-            return await asyncio.to_thread(read_calls, events)
-        return read_calls(events)
+        for event in events:
+            if isinstance(event, UnreadCall):
+                return await asyncio.to_thread(self._assemblers[index].read_calls, events)
+        return cast(list[ExchangeEvent], events)
 
     async def _finish(self, index: int, end: GenerationEnd, *, streamed: bool) -> list[ExchangeEvent]:
         assembler = self._assemblers[index]
@@ -217,6 +207,8 @@ class Exchange:
     def _account(self, index: int, report: ChoiceReport) -> None:
         if index not in self._accounted:
             self._accounted.add(index)
+            if len(self._accounted) == len(self._assemblers):
+                self._on_end(self.head.id)
             self._observer.choice_ended(self.head, report)
 
 

@@ -23,6 +23,7 @@ from kiln.http import (
 )
 from kiln.http.guard import Guard
 from kiln.http.problems import EXCEPTION_HANDLERS
+from kiln.http.sse import DIRECT_SEND
 from kiln.http.state import ServerState
 
 ROUTES = [
@@ -103,4 +104,6 @@ class CountResponses:
                 scope["app"].state.kiln.metrics.response_sent(message["status"])
             await send(message)
 
+        # What streams many small pieces may leave out the middlewares in between, once it has begun.
+        scope[DIRECT_SEND] = send
         await self._app(scope, receive, counting_send)

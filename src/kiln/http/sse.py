@@ -13,6 +13,9 @@ from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
 
+# Where the scope keeps the `send` that bypasses the middlewares.
+DIRECT_SEND = "kiln.direct_send"
+
 
 class EventStream(Response):
     """Streams byte chunks as text/event-stream. The source is closed as soon as the client goes."""
@@ -31,7 +34,7 @@ class EventStream(Response):
         headers = [(k, v) for k, v in self.raw_headers if k != b"content-length"]
         await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
         with contextlib.suppress(ClientDisconnect):
-            await unless_disconnected(receive, self._pump(send))
+            await unless_disconnected(receive, self._pump(scope.get(DIRECT_SEND, send)))
 
     async def _pump(self, send: Send) -> None:
         async for chunk in self._source:
