@@ -22,6 +22,7 @@ from kiln.core.settings import Settings, declarations
 # Parameter of a command -> the setting that it is.
 FLAGS: Mapping[str, str] = {
     "model": "model.path",
+    "adapter_dir": "model.adapter_dir",
     "host": "server.host",
     "port": "server.port",
     "threads": "engine.threads",
@@ -42,6 +43,7 @@ def _flag(parameter: str, metavar: str) -> Any:
 
 
 ModelFlag = Annotated[str | None, _flag("model", "PATH|HUBREF")]
+AdapterDirFlag = Annotated[str | None, _flag("adapter_dir", "DIRECTORY")]
 HostFlag = Annotated[str | None, _flag("host", "ADDRESS")]
 PortFlag = Annotated[str | None, _flag("port", "N")]
 ThreadsFlag = Annotated[str | None, _flag("threads", "N")]

@@ -6,6 +6,7 @@ import typer
 from rich.console import Console
 
 from kiln.cli.common import (
+    AdapterDirFlag,
     BudgetMsFlag,
     BudgetTokensFlag,
     ConfigFlag,
@@ -31,6 +32,7 @@ EXAMPLE = '{"messages":[{"role":"user","content":"3+8-2+7=?"}],"thinking_budget_
 def serve(
     ctx: typer.Context,
     model: ModelFlag = None,
+    adapter_dir: AdapterDirFlag = None,
     host: HostFlag = None,
     port: PortFlag = None,
     threads: ThreadsFlag = None,

@@ -142,6 +142,19 @@ class ModelSettings:
         low=1,
         high=2**31 - 1,
     )
+    adapter_dir: str | None = _setting(
+        None, "Directory of LoRA adapters in PEFT format, one folder each; unset, there are none."
+    )
+    adapter: str | None = _setting(
+        None, "Adapter of requests that name none; unset, they get the base model.", high=128
+    )
+    adapter_cache_dir: str | None = _setting(
+        None, "Where converted adapters are kept; unset, inside adapter_dir."
+    )
+    adapter_max_bytes: int = _setting(1_073_741_824, "Largest adapter in bytes, packed or not.", low=1)
+    adapter_quota_bytes: int | None = _setting(
+        None, "Bytes that all adapters may take together.", low=0, unlimited=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
