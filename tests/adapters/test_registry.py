@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 
 from kiln.adapters.registry import AdapterRegistry, AdaptersNotReady
 from kiln.adapters.selection import NO_ADAPTER, Selection
@@ -103,7 +104,7 @@ def test_scales_make_different_scopes(saved: Saved, registry: AdapterRegistry) -
 
 def test_no_pairs_are_the_base_model(registry: AdapterRegistry) -> None:
     assert registry.resolve((), "adapters") is NO_ADAPTER
-    assert registry.resolve(None, "adapter") is NO_ADAPTER
+    assert registry.resolve(UNSET, "adapter") is NO_ADAPTER
 
 
 def test_sums_and_names_have_limits(saved: Saved, registry: AdapterRegistry) -> None:
@@ -122,10 +123,10 @@ def test_an_unknown_name_is_found_missing(saved: Saved, registry: AdapterRegistr
 def test_the_default_is_what_none_selects(saved: Saved, registry: AdapterRegistry) -> None:
     registry.load_default("double")
     assert registry.default == "double"
-    assert registry.resolve(None, "adapter").name == "double"
+    assert registry.resolve(UNSET, "adapter").name == "double"
     assert registry.resolve((), "adapter") is NO_ADAPTER
     registry.load_default(None)
-    assert registry.resolve(None, "adapter") is NO_ADAPTER
+    assert registry.resolve(UNSET, "adapter") is NO_ADAPTER
     with pytest.raises(AdapterNotFound):
         registry.load_default("dreary")
 

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from msgspec import UNSET, UnsetType
+
 from kiln.adapters.base import BaseModel
 from kiln.adapters.names import is_name
 from kiln.adapters.revision import Revision, Signature, read_revision, signature_of
 from kiln.adapters.selection import NO_ADAPTER, Selection, compose
 from kiln.adapters.storage import Storage
-from kiln.core.errors import AdapterNotFound, AdaptersNotServed, InvalidAdapter, RequestError
+from kiln.core.errors import AdapterInUse, AdapterNotFound, AdaptersNotServed, InvalidAdapter, RequestError
 from kiln.core.text import shorten
 
 log = logging.getLogger(__name__)
@@ -31,11 +33,16 @@ _KEEP_CONVERTED_S = 7 * 24 * 3600
 
 
 class AdaptersNotReady(Exception):
-    """Adapters must be read first: call `load` for each of `names` where it may take its time."""
+    """Adapters must be read first: call `load` where it may take its time, then try again."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, registry: AdapterRegistry, names: Sequence[str]) -> None:
         super().__init__(", ".join(names))
         self.names = tuple(names)
+        self._registry = registry
+
+    def load(self) -> None:
+        for name in self.names:
+            self._registry.load(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +92,29 @@ class AdapterRegistry:
         """Name of the adapter that requests get which name none; None is the base model."""
         return self._default[0][0] if self._default else None
 
+    @property
+    def used_bytes(self) -> int:
+        return 0 if self._storage is None else self._storage.used_bytes()
+
+    @property
+    def quota(self) -> int | None:
+        return None if self._storage is None else self._storage.quota
+
     @cached_property
     def base(self) -> BaseModel:
         return self._read_base()
 
-    def resolve(self, pairs: Sequence[tuple[str, float]] | None, field: str) -> Selection:
-        """The selection of names and scales; None = the server's default.
+    def resolve(self, pairs: Sequence[tuple[str, float]] | UnsetType, field: str) -> Selection:
+        """The selection of names and scales; UNSET = the server's default.
 
         Raises AdapterNotFound or InvalidAdapter, naming `field`, and AdaptersNotReady.
         """
-        asked = self._default if pairs is None else pairs
+        asked = self._default if pairs is UNSET else pairs
         if not asked:
             return NO_ADAPTER
         waiting = [name for name in dict.fromkeys(n for n, _ in asked) if not self._is_current(name)]
         if waiting:
-            raise AdaptersNotReady(waiting)
+            raise AdaptersNotReady(self, waiting)
         parts = []
         for index, (name, scale) in enumerate(asked):
             param = f"adapters[{index}].name" if field == "adapters" else field
@@ -109,7 +124,7 @@ class AdapterRegistry:
     def load(self, name: str) -> Known:
         """Bring one adapter up to date with its files. Problems are kept, to be told to who asks."""
         with self._loading:
-            if self._is_current(name) and name in self._known:
+            if name in self._known and self._is_current(name):
                 return self._known[name]
             known = self._read(name, self._known.get(name))
             self._replace(name, known)
@@ -133,12 +148,38 @@ class AdapterRegistry:
             self.load(gone)
         return [Entry(name, self.load(name)) for name in names]
 
+    def save(self, staged: Path, name: str, param: str) -> tuple[Revision, bool]:
+        """Make the files in `staged` the adapter `name`, and say whether it replaced another.
+
+        Raises AdapterQuotaExceeded, or InvalidAdapter naming `param`; then everything is as before.
+        """
+        self.storage.check_quota(staged, name)
+        with self._loading:
+            try:
+                _, revision = self._read_folder(name, staged)
+            except InvalidAdapter as error:
+                error.param = param
+                raise
+            self._superseded[revision.path] = weakref.ref(revision)
+            del revision
+            try:
+                replaced = self.storage.install(staged, name)
+                return self._require(self.load(name), name, param), replaced
+            finally:
+                self._trim()
+
+    def remove(self, name: str) -> None:
+        """Delete an adapter. Raises AdapterNotFound, or AdapterInUse for the server's default."""
+        with self._loading:
+            if name == self.default:
+                raise AdapterInUse(f"the adapter {shorten(name)} is the server's default", param="name")
+            if not self.storage.remove(name):
+                raise AdapterNotFound(f"there is no adapter {shorten(name)}", param="name")
+            self.load(name)
+
     def revision(self, name: str, param: str) -> Revision:
         """The present revision. Raises AdapterNotFound, or InvalidAdapter, also if an older one is good."""
-        known = self.load(name)
-        if known.problem is not None:
-            raise _copy(known.problem, name, param)
-        return self._find(name, param)
+        return self._require(self.load(name), name, param)
 
     def start(self) -> None:
         """Clean up what a crash may have left, and converted files that nobody uses."""
@@ -177,20 +218,15 @@ class AdapterRegistry:
             signature = self._signature(name)
             if signature is None:
                 raise AdapterNotFound(f"there is no adapter {shorten(name)}")
-            return Known(
-                *read_revision(
-                    name,
-                    self.storage.folder(name),
-                    self.storage.converted,
-                    lambda: self.base,
-                    self.max_bytes,
-                )
-            )
+            return Known(*self._read_folder(name, self.storage.folder(name)))
         except AdapterNotFound as error:
             return Known(None, None, error)
         except RequestError as error:
             log.warning("the adapter %s cannot be loaded: %s", name, error.message)
             return Known(signature, before.revision if before is not None else None, error)
+
+    def _read_folder(self, name: str, folder: Path) -> tuple[Signature, Revision]:
+        return read_revision(name, folder, self.storage.converted, lambda: self.base, self.max_bytes)
 
     def _replace(self, name: str, known: Known) -> None:
         before = self._known.get(name)
@@ -225,8 +261,26 @@ class AdapterRegistry:
             raise _copy(known.problem, name, param)
         return known.revision
 
+    @staticmethod
+    def _require(known: Known, name: str, param: str) -> Revision:
+        if known.problem is not None:
+            raise _copy(known.problem, name, param)
+        assert known.revision is not None
+        return known.revision
+
 
 def _copy(problem: RequestError, name: str, param: str) -> RequestError:
+    if isinstance(problem, AdapterNotFound):
+        return AdapterNotFound(problem.message, param=param)
     return type(problem)(
         f"the adapter {shorten(name)} cannot be loaded: {problem.message}", param=param, hint=problem.hint
     )
+
+
+def no_adapters() -> AdapterRegistry:
+    """The registry of a model that is served without adapters."""
+
+    def no_base() -> BaseModel:
+        raise AdaptersNotServed("this model is served without adapters")
+
+    return AdapterRegistry(None, no_base, max_bytes=0)

@@ -23,7 +23,7 @@ from pathlib import Path
 from kiln.adapters.config import CONFIG_FILE
 from kiln.adapters.names import is_name
 from kiln.adapters.weights import WEIGHTS_FILE
-from kiln.core.errors import AdapterQuotaExceeded, ConfigError, InvalidAdapter
+from kiln.core.errors import AdapterQuotaExceeded, ConfigError
 
 README_FILE = "README.md"
 KEPT_FILES = (CONFIG_FILE, WEIGHTS_FILE, README_FILE)
@@ -89,11 +89,12 @@ class Storage:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def check_quota(self, size: int, replacing: str) -> None:
-        """Raises AdapterQuotaExceeded where `size` more bytes, without the replaced ones, are too many."""
+    def check_quota(self, staged: Path, name: str) -> None:
+        """Raises AdapterQuotaExceeded where `staged`, in the place of what `name` is now, is too much."""
         if self.quota is None:
             return
-        used = self.used_bytes() - _size(self.folder(replacing))
+        size = _size(staged)
+        used = self.used_bytes() - _size(self.folder(name))
         if used + size > self.quota:
             raise AdapterQuotaExceeded(
                 f"the adapter has {size} bytes, {max(0, self.quota - used)} of {self.quota} are free"
@@ -104,7 +105,7 @@ class Storage:
         for path in [*staged.iterdir(), staged]:
             _sync(path)
         with self._renaming:
-            self.check_quota(_size(staged), name)
+            self.check_quota(staged, name)
             target = self.folder(name)
             replaced = target.exists()
             aside = self._own / "replaced" / uuid.uuid4().hex
@@ -125,11 +126,9 @@ class Storage:
             _sync(self.root)
         return True
 
-    def read(self, name: str) -> Mapping[str, Path]:
+    def files(self, name: str) -> Mapping[str, Path]:
         """The files of an adapter that are worth carrying, by name."""
         paths = {file: self.folder(name) / file for file in KEPT_FILES}
-        if not paths[CONFIG_FILE].is_file() or not paths[WEIGHTS_FILE].is_file():
-            raise InvalidAdapter("its files are not complete")
         return {file: path for file, path in paths.items() if path.is_file()}
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kiln.adapters.selection import Selection
 from kiln.chat.bias import resolve_bias
 from kiln.chat.presets import preset
 from kiln.chat.served import ServedModel
@@ -30,7 +31,7 @@ from kiln.core.rollout import PolicyIdentity
 from kiln.core.sampling import MAX_SEED, SamplingParams, resolve_sampling
 from kiln.core.text import shorten
 from kiln.core.turn import ChatTurn
-from kiln.engine.ports import GenerationRequest, ThinkingSpec
+from kiln.engine.ports import AdapterUse, GenerationRequest, ThinkingSpec
 from kiln.text.template import RenderedPrompt, encode_prompt
 from kiln.text.tool_calls.check import schemas_of
 from kiln.thinking.budget import applies, resolve_budget
@@ -42,7 +43,7 @@ class Prepared:
     """A turn that can be submitted. `requests` is empty when no completion token is allowed.
 
     `policy` is there for provenance requests. `seconds` is what the preparation took. `tools` are the
-    parameters of the tools by name.
+    parameters of the tools by name. `adapters` keeps the files that the requests name.
     """
 
     turn: ChatTurn
@@ -57,6 +58,7 @@ class Prepared:
     budget_applied: bool
     parses_tools: bool
     policy: PolicyIdentity | None
+    adapters: Selection
     close_ids: tuple[int, ...]
     seconds: float
     tools: Mapping[str, Any] = field(default_factory=dict)
@@ -68,10 +70,11 @@ class Prepared:
 
 
 def prepare(turn: ChatTurn, model: ServedModel) -> Prepared:
-    """Raises the RequestError that names what the caller can mend."""
+    """Raises the RequestError that names what the caller can mend, or AdaptersNotReady."""
     started = time.monotonic()
     if turn.model is not None and turn.model != model.id:
         raise ModelNotFound(f"the model {shorten(turn.model)} is not served here", param="model")
+    adapters = model.adapters.resolve(turn.adapters, turn.adapters_field)
     conversation, thinking = _decide_thinking(turn.conversation, model)
     prompt = _render(conversation, thinking, model)
     in_reasoning = model.tags is not None and prompt.ends_with(model.tags.open)
@@ -100,7 +103,8 @@ def prepare(turn: ChatTurn, model: ServedModel) -> Prepared:
         budget=budget,
         budget_applied=applied,
         parses_tools=bool(turn.conversation.tools) and turn.conversation.tool_choice != "none",
-        policy=model.policy() if turn.provenance else None,
+        policy=replace(model.policy(), adapter=adapters.identity) if turn.provenance else None,
+        adapters=adapters,
         close_ids=model.close.ids if model.close is not None else (),
         seconds=time.monotonic() - started,
         tools=schemas_of(turn.conversation.tools),
@@ -231,6 +235,8 @@ def _to_requests(prepared: Prepared, model: ServedModel) -> tuple[GenerationRequ
             exact=_is_exact(turn, model),
             cacheable=_is_cacheable(prepared),
             priority=turn.priority,
+            scope=prepared.adapters.scope,
+            adapters=tuple(AdapterUse(path, scale) for path, scale in prepared.adapters.uses),
             logit_bias=bias,
             top_logprobs=turn.top_logprobs,
             grammar=grammar,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kiln.chat.served import ServedModel
-from kiln.core.errors import ContextExceeded, EmptyPrompt, InvalidField, ModelNotFound
+from kiln.core.errors import AdapterInUse, ContextExceeded, EmptyPrompt, InvalidField, ModelNotFound
 from kiln.core.sampling import SamplingParams
 from kiln.core.text import shorten
 from kiln.engine.ports import GenerationRequest, ScoreSpec
@@ -30,6 +30,11 @@ def prepare_scoring(
     """The engine request that scores a prompt. Raises the RequestError that names what to mend."""
     if model_id is not None and model_id != model.id:
         raise ModelNotFound(f"the model {shorten(model_id)} is not served here", param="model")
+    if model.adapters.default is not None:
+        raise AdapterInUse(
+            f"prompts are scored by the base model, but the adapter {shorten(model.adapters.default)} is the"
+            " server's default"
+        )
     if isinstance(prompt, str):
         limit = min(MAX_PROMPT, model.context_length)
         if len(prompt) // model.longest_piece > limit:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from kiln.adapters.registry import AdapterRegistry, no_adapters
 from kiln.core.rollout import PolicyIdentity
 from kiln.core.sampling import SamplingOverrides
 from kiln.core.tokens import Tokenizer
@@ -48,6 +49,7 @@ class ServedModel:
     longest_piece: int
     grammars: GrammarCompiler
     exact: Literal["auto", "always", "never"] = "auto"
+    adapters: AdapterRegistry = field(default_factory=no_adapters)
 
     @property
     def thinks_by_default(self) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, cast
 
+from kiln.adapters.registry import AdaptersNotReady
 from kiln.chat.assemble import ChoiceAssembler, RawEvent, UnreadCall
 from kiln.chat.latency import LatencyLedger
 from kiln.chat.observe import ChoiceReport, Observer
@@ -18,7 +19,7 @@ from kiln.chat.prepare import Prepared, budget_of, prepare
 from kiln.chat.served import ServedModel
 from kiln.core.access import current_owner
 from kiln.core.completion import ChoiceEnd, Completion, ExchangeEvent, ExchangeHead
-from kiln.core.errors import KilnError, QueueFull, RequestTimedOut, ShuttingDown
+from kiln.core.errors import InvalidAdapter, KilnError, QueueFull, RequestTimedOut, ShuttingDown
 from kiln.core.scoring import PositionScore
 from kiln.core.tokens import FinishReason
 from kiln.core.turn import ChatTurn
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 # Rendering and tokenizing hold the interpreter lock for most of their time: more threads gain nothing.
 _PREPARE_THREADS = 2
 _MAX_PREPARING = 512
+_ADAPTER_ATTEMPTS = 5
 # Some of llama.cpp's pre-tokenizers recurse once a character: about 300 bytes of stack each.
 _PREPARE_STACK = 256 * 1024 * 1024
 
@@ -244,12 +246,21 @@ class ChatService:
         return not self._exchanges and not self._scoring and self._preparing == 0
 
     async def in_worker(self, function: Callable[[], T]) -> T:
-        """Run computing work off the event loop. Raises QueueFull when too much of it waits."""
+        """Run computing work off the event loop. Raises QueueFull when too much of it waits.
+
+        Work that finds an adapter to be read is done again afterwards: reading may take long, and
+        nobody else's preparation should wait for it.
+        """
         if self._preparing >= _MAX_PREPARING:
             raise QueueFull(f"{self._preparing} requests are being prepared")
         self._preparing += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+            for _ in range(_ADAPTER_ATTEMPTS):
+                try:
+                    return await asyncio.get_running_loop().run_in_executor(self._pool, function)
+                except AdaptersNotReady as waiting:
+                    await asyncio.to_thread(waiting.load)
+            raise InvalidAdapter("the adapter's files change faster than they can be read", param="adapter")
         finally:
             self._preparing -= 1
 
@@ -277,6 +288,7 @@ class ChatService:
             thinking=prepared.thinking,
             budget=prepared.budget,
             budget_applied=prepared.budget_applied,
+            adapter=prepared.adapters.name,
         )
         generations = [self.engine.submit(request) for request in prepared.requests]
         exchange = Exchange(head, prepared, self.model, generations, self._observer, self._forget, entered)
@@ -330,6 +342,7 @@ class ChatService:
         # The pool first: its threads use the vocabulary that stopping the engine frees.
         await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
         await self.engine.stop()
+        self.model.adapters.close()
 
     def _limit(self, fail: Callable[[KilnError], None], entered: float) -> asyncio.TimerHandle | None:
         """Have `fail` called when the configured time for a request that came at `entered` is over."""

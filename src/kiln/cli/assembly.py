@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
+from kiln.adapters.base import read_base
+from kiln.adapters.registry import AdapterRegistry, no_adapters
+from kiln.adapters.storage import Storage
 from kiln.chat.catalog import LoadedModel, LoadProgress, ModelCatalog, ModelPlan, Narrate
 from kiln.chat.observe import Observer, Observers
 from kiln.chat.served import DEFAULT_MAX_TOKENS, ServedModel
@@ -24,7 +27,7 @@ from kiln.chat.service import ChatService
 from kiln.chat.stats import Statistics
 from kiln.cli.access import Access
 from kiln.cli.facts import facts
-from kiln.core.errors import ConfigError, DownloadError, ModelLoadError, SetupError
+from kiln.core.errors import ConfigError, DownloadError, ModelLoadError, RequestError, SetupError
 from kiln.core.sampling import SamplingOverrides
 from kiln.core.settings import Settings
 from kiln.engine.cache import CachingEngine
@@ -112,6 +115,7 @@ class _Assembled:
         return LoadedModel(service, found, self.size)
 
     async def discard(self) -> None:
+        self.model.adapters.close()
         await asyncio.to_thread(self.llama.close)
 
 
@@ -368,7 +372,27 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
         longest_piece=max(1, *(len(piece) for piece in llama.pieces)),
         grammars=GrammarCompiler(llama),
         exact=settings.engine.exact,  # type: ignore[arg-type]
+        adapters=_adapters(settings, llama),
     )
+
+
+def _adapters(settings: Settings, llama: LlamaModel) -> AdapterRegistry:
+    """The adapters of the configured directory. Raises ConfigError where it, or the default one, is wrong."""
+    model = settings.model
+    if model.adapter_dir is None:
+        if model.adapter is not None:
+            raise ConfigError("model.adapter is set, but there is no model.adapter_dir")
+        return no_adapters()
+    converted = None if model.adapter_cache_dir is None else Path(model.adapter_cache_dir)
+    storage = Storage(Path(model.adapter_dir), converted=converted, quota=model.adapter_quota_bytes)
+    registry = AdapterRegistry(storage, lambda: read_base(llama.path), max_bytes=model.adapter_max_bytes)
+    registry.start()
+    try:
+        registry.load_default(model.adapter)
+    except RequestError as error:
+        registry.close()
+        raise ConfigError(f"model.adapter = {model.adapter!r}: {error.message}") from None
+    return registry
 
 
 def merge_sampling(*sources: SamplingOverrides) -> SamplingOverrides:

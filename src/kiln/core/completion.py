@@ -24,7 +24,10 @@ class ThinkingState:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeHead:
-    """What is known of an exchange once its prompt is rendered. `created` is Unix seconds."""
+    """What is known of an exchange once its prompt is rendered. `created` is Unix seconds.
+
+    `adapter` is the name of the adapter or composition, `base` without one.
+    """
 
     id: str
     created: int
@@ -33,6 +36,7 @@ class ExchangeHead:
     thinking: ThinkingState
     budget: Budget
     budget_applied: bool
+    adapter: str = "base"
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,8 @@ class ChatTurn:
     the completion is computed exactly and comes with its rollout; a `measured` one reports its latency.
     Choice i draws from (`seed`, i), with `seed_per_choice` from (`seed` + i, 0). `logit_bias` maps token
     ids or texts to what is added to their logits. `top_logprobs` None = no log-probabilities. `adapters`
-    are names and scales; UNSET = the server's default, empty = the base model. `tool_policy` None = tools are
+    are names and scales, from the request field `adapters_field`; UNSET = the server's default, empty = the
+    base model. `tool_policy` None = tools are
     offered and their calls parsed, nothing more. `request_id` is the caller's name for the exchange.
     """
 
@@ -74,6 +75,7 @@ class ChatTurn:
     answer_format: AnswerFormat | None = None
     tool_policy: ToolPolicy | None = None
     adapters: tuple[tuple[str, float], ...] | UnsetType = UNSET
+    adapters_field: str = "adapter"
     priority: bool = False
     narrated: bool = False
     request_id: str | None = None

@@ -12,7 +12,7 @@ from kiln.core.budgets import Budget
 from kiln.core.completion import ChoiceEnd
 from kiln.core.errors import InvalidField
 from kiln.core.turn import ChatTurn
-from kiln.dialects.kiln import build_turn, check_common, refuse_adapters
+from kiln.dialects.kiln import build_turn, check_adapters, check_common
 from kiln.dialects.performance import finish_reason_name
 from kiln.dialects.validate import decode
 from kiln.thinking.budget import to_outcome
@@ -33,7 +33,7 @@ def decode_batch(body: bytes) -> wire.BatchCompletionRequest:
         )
     if isinstance(request.adapter, str) and isinstance(request.adapters, list):
         raise InvalidField("adapter and adapters exclude each other", param="adapters")
-    refuse_adapters(request)
+    check_adapters(request)
     return request
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from kiln.adapters.names import check_name
 from kiln.core.completion import ChoiceEnd, Completion, ExchangeEvent, ExchangeHead, TextDelta, ToolCallDelta
-from kiln.core.errors import AdapterNotFound, InvalidField
+from kiln.core.errors import InvalidField
 from kiln.core.latency import TokenTiming
 from kiln.core.messages import Conversation, Message
+from kiln.core.rollout import AdapterIdentity
 from kiln.core.sampling import MAX_SEED, SamplingOverrides
-from kiln.core.text import shorten
 from kiln.core.turn import ChatTurn
 from kiln.dialects.performance import finish_reason_name, to_performance, to_token_timing
-from kiln.dialects.rollouts import to_provenance
+from kiln.dialects.rollouts import canonical_sha256, to_provenance
 from kiln.dialects.validate import decode, require_finite, require_range, text_list
 from kiln.text.template import content_text
 from kiln.thinking.budget import to_outcome, to_record
@@ -42,6 +43,14 @@ class ReplyOptions:
     config_hashes: wire.ConfigHashes | None
     performance: bool = False
 
+    def with_adapter(self, adapter: AdapterIdentity | None) -> ReplyOptions:
+        """The same for a request that runs with an adapter: it is part of the effective configuration."""
+        hashes = self.config_hashes
+        if adapter is None or hashes is None:
+            return self
+        effective = canonical_sha256([hashes.effective_config_hash, adapter.content_sha256])
+        return replace(self, config_hashes=msgspec.structs.replace(hashes, effective_config_hash=effective))
+
 
 def decode_chat(body: bytes) -> wire.ChatCompletionRequest:
     """Decode and check a request body. Every refusal names the field."""
@@ -51,7 +60,7 @@ def decode_chat(body: bytes) -> wire.ChatCompletionRequest:
         raise InvalidField("n above 1 needs stream=false", param="n", hint="Send n=1, or do not stream.")
     if isinstance(request.adapters, list) and request.adapter is not UNSET:
         raise InvalidField("adapter and adapters exclude each other", param="adapters")
-    refuse_adapters(request)
+    check_adapters(request)
     if request.rollout_provenance:
         _check_provenance(request)
     return request
@@ -112,6 +121,8 @@ def build_turn(
         n=request.n if request.n is not None else 1,
         provenance=provenance,
         measured=measured,
+        adapters=_adapters_of(request),
+        adapters_field="adapters" if isinstance(request.adapters, list) else "adapter",
     )
 
 
@@ -350,11 +361,20 @@ def check_common(request: Request) -> None:
             require_range(name, value, 0, MAX_SEED)
 
 
-def refuse_adapters(request: Request) -> None:
-    """A 404 for every adapter name: this server has none loaded."""
-    adapters = request.adapters if isinstance(request.adapters, list) else []
-    for i, reference in enumerate(adapters):
-        require_finite(**{f"adapters[{i}].scale": reference.scale})
-        raise AdapterNotFound(f"no adapter {shorten(reference.name)} is loaded", param=f"adapters[{i}].name")
+def check_adapters(request: Request) -> None:
+    """Names that no adapter can have are refused here, unknown ones where the adapters are looked up."""
+    if isinstance(request.adapters, list):
+        for i, reference in enumerate(request.adapters):
+            check_name(reference.name, f"adapters[{i}].name")
+            require_finite(**{f"adapters[{i}].scale": reference.scale})
     if isinstance(request.adapter, str) and request.adapter:
-        raise AdapterNotFound(f"no adapter {shorten(request.adapter)} is loaded", param="adapter")
+        check_name(request.adapter, "adapter")
+
+
+def _adapters_of(request: Request) -> tuple[tuple[str, float], ...] | UnsetType:
+    """Names and scales; UNSET where the request leaves the choice to the server."""
+    if isinstance(request.adapters, list):
+        return tuple((reference.name, reference.scale) for reference in request.adapters)
+    if isinstance(request.adapter, UnsetType):
+        return UNSET
+    return ((request.adapter, 1.0),) if request.adapter else ()

@@ -8,8 +8,6 @@ from kiln.core.tokens import FinishReason
 from kiln.wire import kiln as wire
 from kiln.wire.kiln import FinishReasonName
 
-BASE_ADAPTER = "base"
-
 
 def finish_reason_name(reason: FinishReason) -> FinishReasonName:
     """The contract's name of a finish reason."""
@@ -39,7 +37,7 @@ def to_performance(head: ExchangeHead, choice: ChoiceEnd) -> wire.ChatCompletion
         decode_ms=decode_ms,
         total_latency_ms=latency.total_ms,
         decode_tokens_per_sec=rate,
-        adapter_used=BASE_ADAPTER,
+        adapter_used=head.adapter,
         thinking_mode="reasoning" if head.thinking.enabled else "non_reasoning",
         finish_reason=finish_reason_name(choice.finish_reason),
         latency=_to_diagnostics(latency),

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from kiln.core.messages import Conversation, Message
-from kiln.core.rollout import PolicyIdentity, Rollout
+from kiln.core.rollout import AdapterIdentity, PolicyIdentity, Rollout
 from kiln.core.tokens import Source
 from kiln.wire import rollouts as wire
 
@@ -76,9 +76,16 @@ def _policy(policy: PolicyIdentity) -> wire.RolloutBehaviorPolicyIdentityV1:
     return wire.RolloutBehaviorPolicyIdentityV1(
         served_model_id=policy.served_model_id,
         base_model_sha256=policy.base_model,
+        adapter=_adapter(policy.adapter),
         inference_config_sha256=policy.inference_config,
         implementation=IMPLEMENTATION,
     )
+
+
+def _adapter(adapter: AdapterIdentity | None) -> wire.RolloutAdapterIdentityV1 | msgspec.UnsetType:
+    if adapter is None:
+        return UNSET
+    return wire.RolloutAdapterIdentityV1(name=adapter.name, content_sha256=adapter.content_sha256)
 
 
 def _sampling(rollout: Rollout) -> wire.RolloutSamplingConfigV1:

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kiln.http import (
     openapi,
+    routes_adapters,
     routes_catalog,
     routes_completions,
     routes_kiln,
@@ -30,6 +31,13 @@ ROUTES = [
     Route("/v1/chat/completions", routes_kiln.chat_completions, methods=["POST"]),
     Route("/v1/completions/batch", routes_completions.batch_completions, methods=["POST"]),
     Route("/v1/completions", routes_completions.score_prompt, methods=["POST"]),
+    Route("/v1/adapters", routes_adapters.list_adapters, methods=["GET"]),
+    Route("/v1/adapters/load", routes_adapters.load_adapter, methods=["POST"]),
+    Route("/v1/adapters/unload", routes_adapters.unload_adapter, methods=["POST"]),
+    Route("/v1/adapters/upload", routes_adapters.upload_adapter, methods=["POST"]),
+    Route("/v1/adapters/merge", routes_adapters.merge_adapters, methods=["POST"]),
+    Route("/v1/adapters/{name:path}/download", routes_adapters.download_adapter, methods=["GET"]),
+    Route("/v1/adapters/{name:path}", routes_adapters.delete_adapter, methods=["DELETE"]),
     Route("/v1/models", routes_meta.list_models, methods=["GET"]),
     Route("/v1/models/{model:path}", routes_meta.show_model, methods=["GET"]),
     Route("/v1/config", routes_meta.config, methods=["GET"]),

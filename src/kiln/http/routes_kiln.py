@@ -26,7 +26,8 @@ async def chat_completions(request: Request) -> Response:
 
     def prepare(wire: ChatCompletionRequest, service: ChatService) -> tuple[Prepared, ReplyOptions]:
         options = state.reply_options(wire, service)
-        return service.prepare(to_turn(wire, performance=options.performance)), options
+        prepared = service.prepare(to_turn(wire, performance=options.performance))
+        return prepared, options.with_adapter(prepared.adapters.identity)
 
     async with admitted(state, request, lambda: decode_chat(body), prepare) as (service, made):
         prepared, options = made

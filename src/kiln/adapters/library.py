@@ -1,0 +1,100 @@
+"""What the adapter routes do, one function each. All may take long: call them on a thread."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from kiln.adapters.archive import pack, unpack
+from kiln.adapters.config import CONFIG_FILE
+from kiln.adapters.merge import Merged, Method, RankTooLarge, Source, merge
+from kiln.adapters.names import check_name, check_new_name
+from kiln.adapters.registry import AdapterRegistry
+from kiln.adapters.revision import Revision, read_pairs
+from kiln.adapters.weights import WEIGHTS_FILE, weights_bytes
+from kiln.core.errors import AdapterNotFound, AdapterQuotaExceeded, InvalidAdapter, InvalidField
+
+# The share of its entries that a delta keeps in the TIES paper.
+_DENSITY = 0.2
+
+
+def upload(registry: AdapterRegistry, name: str, archive: BinaryIO) -> tuple[Revision, bool]:
+    """Save what an archive holds under a name, and say whether it replaced another adapter.
+
+    Raises InvalidField, InvalidAdapter, BodyTooLarge or AdapterQuotaExceeded; the disk is then as before.
+    """
+    check_new_name(name, "name")
+    with _disk_errors(), registry.storage.staged() as staged:
+        try:
+            unpack(archive, staged, registry.max_bytes)
+        except InvalidAdapter as error:
+            error.param = "archive"
+            raise
+        return registry.save(staged, name, "archive")
+
+
+def download(registry: AdapterRegistry, name: str) -> BinaryIO:
+    """An open file, without a name, of the adapter as a `.tar.gz`. Raises AdapterNotFound."""
+    check_name(name, "name")
+    storage = registry.storage
+    registry.revision(name, "name")
+    with _disk_errors(), storage.staged() as staged:
+        target = tempfile.TemporaryFile(dir=staged)
+        try:
+            pack(name, storage.files(name), target)
+        except FileNotFoundError:
+            target.close()
+            raise AdapterNotFound(f"the adapter {name} has just been deleted", param="name") from None
+        except BaseException:
+            target.close()
+            raise
+        target.seek(0)
+        return target
+
+
+def merge_into(
+    registry: AdapterRegistry,
+    name: str,
+    parts: list[tuple[str, float]],
+    method: Method,
+    *,
+    rank: int | None,
+    density: float | None,
+) -> tuple[Revision, bool, Merged]:
+    """Merge saved adapters into a new one. Raises what `upload` raises, and AdapterNotFound."""
+    check_new_name(name, "name")
+    sources = []
+    for index, (part, weight) in enumerate(parts):
+        param = f"adapters[{index}].name"
+        check_name(part, param)
+        registry.revision(part, param)
+        sources.append(Source(*read_pairs(registry.storage.folder(part)), weight))
+    if method == "weighted_average" and sum(weight for _, weight in parts) == 0:
+        raise InvalidField("the weights of an average must not add up to zero", param="adapters")
+    try:
+        merged = merge(sources, method, rank=rank, density=_DENSITY if density is None else density)
+    except RankTooLarge as error:
+        hint = "Merge with a method that keeps a rank."
+        raise InvalidField(str(error), param="adapters", hint=hint) from None
+    with _disk_errors(), registry.storage.staged() as staged:
+        (staged / CONFIG_FILE).write_bytes(merged.config)
+        (staged / WEIGHTS_FILE).write_bytes(weights_bytes(merged.pairs))
+        revision, replaced = registry.save(staged, name, "adapters")
+    return revision, replaced, merged
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """A full disk is the caller's to mend, as a full quota is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise AdapterQuotaExceeded(
+            f"the disk is full: {os.strerror(error.errno)}", hint="Delete adapters, or make room on the disk."
+        ) from None
