@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kiln.cli.common import (
+    AdapterDirFlag,
     BudgetMsFlag,
     BudgetTokensFlag,
     ConfigFlag,
@@ -35,6 +36,7 @@ def config(
     ctx: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     model: ModelFlag = None,
+    adapter_dir: AdapterDirFlag = None,
     host: HostFlag = None,
     port: PortFlag = None,
     threads: ThreadsFlag = None,
