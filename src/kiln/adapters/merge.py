@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from kiln.adapters.config import MAX_RANK, LoraConfig, config_json
 from kiln.adapters.weights import Pair
@@ -67,10 +68,12 @@ def merge(sources: Sequence[Source], method: Method, *, rank: int | None, densit
     limit = rank if rank is not None else max(_largest_rank(source) for source in sources)
     pairs: dict[str, Pair] = {}
     lost = whole = 0.0
-    for module in sorted({module for source in sources for module in source.pairs}):
-        factors, off, norm = _merge_module(module, sources, method, limit, density)
-        pairs[module] = Pair(factors.a.astype(np.float32), factors.b.astype(np.float32))
-        lost, whole = lost + off**2, whole + norm**2
+    # The linear algebra library would spin on every core, against the engine that is decoding there.
+    with threadpool_limits(1, user_api="blas"):
+        for module in sorted({module for source in sources for module in source.pairs}):
+            factors, off, norm = _merge_module(module, sources, method, limit, density)
+            pairs[module] = Pair(factors.a.astype(np.float32), factors.b.astype(np.float32))
+            lost, whole = lost + off**2, whole + norm**2
     top = max(pair.a.shape[0] for pair in pairs.values())
     if top > MAX_RANK:
         raise RankTooLarge(f"the merged adapter would have the rank {top}, at most {MAX_RANK} is served")

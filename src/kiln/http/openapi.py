@@ -85,9 +85,7 @@ def openapi_document() -> Json:
             {"name": "server", "description": "What is served, how it is configured, how it is doing."},
         ],
         "security": openapi_access.SECURITY,
-        "paths": openapi_access.with_refusals(
-            _paths() | openapi_adapters.paths() | openapi_access.paths()
-        ),
+        "paths": openapi_access.with_refusals(_paths() | openapi_adapters.paths() | openapi_access.paths()),
         "components": {
             "schemas": schemas() | openapi_adapters.schemas() | openapi_access.schemas(),
             "responses": responses(),
@@ -184,14 +182,10 @@ def _paths() -> Json:
             )
         },
         "/lmkit/v1/skills": {
-            "get": _catalog(
-                "listSkills", "List the skills", "SkillList", "Skills; broken ones say why."
-            )
+            "get": _catalog("listSkills", "List the skills", "SkillList", "Skills; broken ones say why.")
         },
         "/lmkit/v1/agents": {
-            "get": _catalog(
-                "listAgents", "List the agents", "AgentList", "Agents; broken ones say why."
-            )
+            "get": _catalog("listAgents", "List the agents", "AgentList", "Agents; broken ones say why.")
         },
         **native_paths(),
     }

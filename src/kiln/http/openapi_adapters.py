@@ -96,8 +96,8 @@ def _upload() -> Json:
         "archive": {
             "type": "string",
             "contentMediaType": "application/gzip",
-            "description": "A `.tar.gz` of `adapter_config.json` and `adapter_model.safetensors`, which may be"
-            " in one folder.",
+            "description": "A `.tar.gz` of `adapter_config.json` and `adapter_model.safetensors`, which may"
+            " be in one folder.",
         },
     }
     operation = _operation(
