@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from threadpoolctl import threadpool_limits
 
 from kiln.adapters.base import BaseModel, read_base
 from kiln.adapters.registry import AdapterRegistry
@@ -15,6 +16,13 @@ from .native import NativeModel
 from .samples import MODEL
 
 MakeRegistry = Callable[..., AdapterRegistry]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """On a busy machine the threads of the linear algebra library wait for each other."""
+    with threadpool_limits(1, user_api="blas"):
+        yield
 
 
 @pytest.fixture(scope="session")

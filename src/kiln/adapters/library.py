@@ -40,8 +40,8 @@ def upload(registry: AdapterRegistry, name: str, archive: BinaryIO) -> tuple[Rev
 def download(registry: AdapterRegistry, name: str) -> BinaryIO:
     """An open file, without a name, of the adapter as a `.tar.gz`. Raises AdapterNotFound."""
     check_name(name, "name")
-    storage = registry.storage
     registry.revision(name, "name")
+    storage = registry.storage
     with _disk_errors(), storage.staged() as staged:
         target = tempfile.TemporaryFile(dir=staged)
         try:

@@ -173,7 +173,7 @@ class AdapterRegistry:
         with self._loading:
             if name == self.default:
                 raise AdapterInUse(f"the adapter {shorten(name)} is the server's default", param="name")
-            if not self.storage.remove(name):
+            if self._storage is None or not self._storage.remove(name):
                 raise AdapterNotFound(f"there is no adapter {shorten(name)}", param="name")
             self.load(name)
 
