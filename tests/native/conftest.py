@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from starlette.applications import Starlette
 
+from kiln.cli.assembly import create_app
 from serve import traffic
 from serve.scripted import Stage, scripted_app
-from serve.servers import serving, serving_model
+from serve.servers import serving, settings_of
 
 from .api import Native
+from .tools import Slow, toolbox
+
+SKILLS = Path(__file__).parents[2] / "examples" / "native" / "skills"
+AGENTS = Path(__file__).parents[2] / "examples" / "native" / "agents"
+
+
+def equip(app: Starlette, slow: Slow) -> None:
+    """Give a running server the tools of the tests."""
+    app.state.kiln = replace(app.state.kiln, toolbox=toolbox(slow))
 
 
 @pytest.fixture(autouse=True)
@@ -25,15 +38,24 @@ def contract_kept() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def native() -> Iterator[Native]:
-    """The bundled model."""
-    with serving_model() as server:
+    """The bundled model, with the tools of the tests."""
+    app = create_app(settings_of())
+    with serving(app) as server:
+        equip(app, Slow())
         yield Native(server)
 
 
 @pytest.fixture(scope="session")
-def scripted_native() -> Iterator[tuple[Native, Stage]]:
-    app, stage = scripted_app()
+def slow() -> Slow:
+    """The slow tool of the scripted server."""
+    return Slow()
+
+
+@pytest.fixture(scope="session")
+def scripted_native(slow: Slow) -> Iterator[tuple[Native, Stage]]:
+    app, stage = scripted_app(skills__dir=str(SKILLS), agents__dir=str(AGENTS), native__max_rounds=4)
     with serving(app) as server:
+        equip(app, slow)
         yield Native(server), stage
 
 

@@ -208,3 +208,109 @@ def test_v1_hears_nothing_of_raw_tool_traffic(native: Native) -> None:
     streamed = native.server.stream("What is 3+4?", tools=[function])
     assert streamed.finish_reason == "tool_calls"
     assert "add" not in streamed.content
+
+
+class TestShapes:
+    SCHEMA = {
+        "type": "object",
+        "properties": {"answer": {"type": "integer"}, "unit": {"enum": ["apples"]}},
+        "required": ["answer", "unit"],
+        "additionalProperties": False,
+    }
+
+    def test_a_schema_is_kept_to(self, native: Native) -> None:
+        shape = {"type": "json_schema", "json_schema": {"schema": self.SCHEMA}}
+        stream = native.stream(response_format=shape)
+        assert stream.text("thinking") == THOUGHT
+        answer = json.loads(stream.done["text"])
+        assert set(answer) == {"answer", "unit"}
+        assert answer["unit"] == "apples"
+
+    @pytest.mark.parametrize("temperature", [0, 3])
+    def test_any_object(self, native: Native, temperature: int) -> None:
+        result = native.ask(
+            response_format={"type": "json_object"}, temperature=temperature, seed=1, max_tokens=2000
+        )["result"]
+        if result["reason"] == "stop":
+            assert isinstance(json.loads(result["text"]), dict)
+        else:
+            assert result["text"].startswith("{")
+
+    def test_text_is_free(self, native: Native) -> None:
+        assert native.ask(response_format={"type": "text"})["result"]["text"] == ANSWER
+
+    def test_a_schema_that_cannot_be_enforced(self, native: Native) -> None:
+        schema = {"type": "array", "uniqueItems": True}
+        shape = {"type": "json_schema", "json_schema": {"schema": schema}}
+        assert (
+            "response_format.json_schema.schema.uniqueItems" in native.refuse(response_format=shape)["error"]
+        )
+
+    def test_of_alternatives_too(self, native: Native) -> None:
+        shape = {"type": "json_schema", "json_schema": {"schema": self.SCHEMA}}
+        result = native.ask(response_format=shape, n=2, seed=1, temperature=1)["result"]
+        assert all(json.loads(choice["text"])["unit"] == "apples" for choice in result["choices"])
+
+
+class TestToolChoice:
+    def test_required(self, native: Native) -> None:
+        result = native.ask("Hello!", tools=[ADD], tool_choice="required")["result"]
+        assert result["reason"] == "tool_calls"
+        assert result["tool_calls"][0]["name"] == "add"
+
+    def test_named(self, native: Native) -> None:
+        other = {**ADD, "name": "other"}
+        choice = {"name": "other"}
+        result = native.ask("What is 3+4?", tools=[ADD, other], tool_choice=choice)["result"]
+        assert [call["name"] for call in result["tool_calls"]] == ["other"]
+
+    def test_of_a_server_tool_is_over_once_it_was_called(self, native: Native) -> None:
+        result = native.ask("Hello!", server_tools=["add"], tool_choice="required")["result"]
+        assert result["reason"] == "stop"
+        assert result["rounds"] >= 2
+
+    def test_a_schema_that_cannot_be_enforced(self, native: Native) -> None:
+        bad = {"name": "bad", "parameters": {"type": "object", "not": {}}}
+        error = native.refuse(tools=[ADD, bad], tool_choice="required")
+        assert "tools[1].parameters.not" in error["error"]
+
+    @pytest.mark.parametrize("choice", ["required", {"name": "add"}])
+    def test_without_the_tool(self, native: Native, choice: Any) -> None:
+        assert "tool_choice" in native.refuse(tool_choice=choice)["error"]
+
+
+def test_a_bias_by_id_and_by_text(native: Native) -> None:
+    sixteen = native.ask(reasoning="none", logprobs=True)["result"]
+    first = str(sixteen["logprobs"][0]["id"])
+    word = sixteen["logprobs"][0]["token"]
+    for key in (first, word):
+        never = native.ask(reasoning="none", logit_bias={key: -100})["result"]
+        assert not never["text"].startswith(word)
+    forced = native.ask(reasoning="none", logit_bias={" is": 100}, max_tokens=4)["result"]
+    assert forced["text"] == " is is is is"
+    assert "logit_bias" in native.refuse(logit_bias={"99999": 1})["error"]
+
+
+def test_files_come_before_the_message(native: Native) -> None:
+    def ask(message: dict[str, Any]) -> dict[str, Any]:
+        result: dict[str, Any] = native.ask(messages=[message], max_tokens=1)["result"]
+        return result
+
+    file = {"name": "note.txt", "text": "7 apples"}
+    base64 = {"name": "note.txt", "data": "NyBhcHBsZXM="}
+    plain = ask({"role": "user", "content": "How many?"})
+    texts = [ask({"role": "user", "content": "How many?", "files": [f]}) for f in (file, base64)]
+    assert texts[0]["prompt_tokens"] == texts[1]["prompt_tokens"] > plain["prompt_tokens"] + 10
+    for wrong, field in (
+        ({"name": "x"}, "messages[0].files[0]"),
+        ({"name": "x", "data": "!"}, "messages[0].files[0].data"),
+        ({"text": "x"}, "messages[0].files[0].name"),
+    ):
+        error = native.refuse(messages=[{"role": "user", "content": "", "files": [wrong]}])
+        assert field in error["error"]
+
+
+def test_images_are_refused_by_name(native: Native) -> None:
+    messages = [{"role": "user", "content": "What is it?", "images": ["aGk="]}]
+    assert "messages[0].images" in native.refuse(messages=messages)["error"]
+    assert native.ask(messages=[{"role": "user", "content": "1+1=?", "images": []}])["result"]["text"]

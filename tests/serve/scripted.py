@@ -40,6 +40,7 @@ class Stage:
 
     def clear(self) -> None:
         self.script: list[Beat] = []
+        self.queue: list[list[Beat]] = []
         self.loop: list[Beat] = []
         self.pace_s = 0.0
 
@@ -58,19 +59,31 @@ class Stage:
 
     def say(self, *parts: str | list[Beat]) -> None:
         """Set the script. Texts are tokenized alone, one after the other."""
-        self.script = [b for part in parts for b in (self.tokens(part) if isinstance(part, str) else part)]
+        self.script = self._beats(*parts)
+
+    def then(self, *parts: str | list[Beat]) -> None:
+        """Add a script for one completion. The first to begin takes the first of these; after them, and
+        without any, the script is that of `say`."""
+        self.queue.append(self._beats(*parts))
+
+    def _beats(self, *parts: str | list[Beat]) -> list[Beat]:
+        return [b for part in parts for b in (self.tokens(part) if isinstance(part, str) else part)]
+
+    def next_script(self) -> list[Beat] | None:
+        return self.queue.pop(0) if self.queue else None
 
     def repeat(self, *parts: str) -> None:
         """After the script say this for ever."""
         self.loop = self.tokens(*parts)
 
-    def beat(self, position: int) -> int:
+    def beat(self, position: int, script: list[Beat] | None = None) -> int:
         if self.pace_s:
             time.sleep(self.pace_s)
-        if position < len(self.script):
-            beat = self.script[position]
+        script = self.script if script is None else script
+        if position < len(script):
+            beat = script[position]
         elif self.loop:
-            beat = self.loop[(position - len(self.script)) % len(self.loop)]
+            beat = self.loop[(position - len(script)) % len(self.loop)]
         else:
             beat = self.end
         return beat if isinstance(beat, int) else beat()
@@ -88,6 +101,7 @@ class ScriptedRunner:
         self.can_share = False
         # Where each sequence's completion begins.
         self._begins: dict[int, int] = {}
+        self._scripts: dict[int, list[Beat] | None] = {}
 
     def execute(self, call: ModelCall) -> NDArray[np.float32]:
         rows = []
@@ -97,9 +111,12 @@ class ScriptedRunner:
                 self._begins.pop(chunk.sequence, None)
             if chunk.outputs:
                 assert chunk.logits == "last", "only completions are scripted"
-                begin = self._begins.setdefault(chunk.sequence, end)
+                if chunk.sequence not in self._begins:
+                    self._begins[chunk.sequence] = end
+                    self._scripts[chunk.sequence] = self._stage.next_script()
+                begin, script = self._begins[chunk.sequence], self._scripts[chunk.sequence]
                 row = np.zeros(self.n_vocab, np.float32)
-                row[self._stage.beat(end - begin)] = SURE
+                row[self._stage.beat(end - begin, script)] = SURE
                 rows.append(row)
         return np.stack(rows) if rows else np.empty((0, self.n_vocab), np.float32)
 

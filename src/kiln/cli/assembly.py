@@ -40,10 +40,12 @@ from kiln.http.app import build_app
 from kiln.http.metrics import Metrics
 from kiln.http.state import ServerState
 from kiln.skills.start import open_libraries
+from kiln.text.files import FileReader
 from kiln.text.reasoning import ReasoningTags, find_tags, probe_template
 from kiln.text.template import ChatTemplate
 from kiln.text.tool_calls import find_tool_format
 from kiln.thinking.gate import CloseSequence
+from kiln.tools.build import toolbox_from
 
 if TYPE_CHECKING:
     from kiln.backends.llamacpp import LlamaModel
@@ -204,7 +206,15 @@ def _app(default: _Assembled) -> Starlette:
             memory_limit=None if limit is None else limit * 1_000_000,
         )
         return ServerState(
-            settings, catalog, metrics, statistics, access.policy, skills=skills, agents=agents
+            settings,
+            catalog,
+            metrics,
+            statistics,
+            access.policy,
+            skills=skills,
+            agents=agents,
+            toolbox=toolbox_from(settings),
+            files=FileReader(settings.files),
         )
 
     access = Access(settings)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -26,3 +27,12 @@ class Conversation:
     tools: tuple[Any, ...] = ()
     tool_choice: Any = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+def on_system_turn(messages: Sequence[Message], text: str, *, first: bool = False) -> tuple[Message, ...]:
+    """The messages with `text` at the end of their system turn, or at its beginning; it is made if there is
+    none. Few templates know two."""
+    if not messages or messages[0].role != "system":
+        return (Message("system", text), *messages)
+    parts = (text, messages[0].content) if first else (messages[0].content, text)
+    return (replace(messages[0], content="\n\n".join(filter(None, parts))), *messages[1:])

@@ -263,6 +263,15 @@ class OpenaiSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class NativeSettings:
+    """The native chat under `/lmkit/v1`."""
+
+    max_rounds: int = _setting(
+        8, "Rounds of generation in one exchange; in the last one the server offers no tools.", low=2, high=64
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ToolsSettings:
     """Which tools the server runs for a model, and within which bounds."""
 
@@ -438,6 +447,7 @@ class Settings:
     engine: EngineSettings = field(default_factory=EngineSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     openai: OpenaiSettings = field(default_factory=OpenaiSettings)
+    native: NativeSettings = field(default_factory=NativeSettings)
     tools: ToolsSettings = field(default_factory=ToolsSettings)
     skills: SkillsSettings = field(default_factory=SkillsSettings)
     agents: AgentsSettings = field(default_factory=AgentsSettings)
@@ -477,6 +487,7 @@ class Settings:
             EngineSettings(**parts["engine"]),
             SamplingSettings(**parts["sampling"]),
             OpenaiSettings(**parts["openai"]),
+            NativeSettings(**parts["native"]),
             ToolsSettings(**parts["tools"]),
             SkillsSettings(**parts["skills"]),
             AgentsSettings(**parts["agents"]),
@@ -534,6 +545,7 @@ SECTIONS: Mapping[str, type] = MappingProxyType(
         "engine": EngineSettings,
         "sampling": SamplingSettings,
         "openai": OpenaiSettings,
+        "native": NativeSettings,
         "tools": ToolsSettings,
         "skills": SkillsSettings,
         "agents": AgentsSettings,

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
 from kiln.core.errors import InvalidField
-from kiln.core.messages import Conversation, Message
+from kiln.core.messages import Conversation, Message, on_system_turn
 from kiln.core.native import NativeChat
 from kiln.core.sampling import SamplingOverrides
 from kiln.core.text import shorten
 from kiln.core.turn import AnswerFormat, ChatTurn, ToolPolicy
 from kiln.dialects.kiln import to_stops
-from kiln.dialects.validate import decode, require_finite
+from kiln.dialects.validate import convert, decode, require_finite
+from kiln.text.files import GivenFile, images_refused, with_files
 from kiln.wire import lmkit as wire
 
 MAX_BIASES = 1024
@@ -26,9 +27,18 @@ MAX_TOOLS = 128
 Efforts = Mapping[str, int | None]
 
 
-def decode_native(body: bytes) -> wire.NativeChatRequest:
-    """Decode a request body and check each field. Every refusal names the field."""
+# The fields of an agent's name under those that a request states.
+Adopt = Callable[[str, dict[str, Any]], dict[str, Any]]
+
+
+def decode_native(body: bytes, adopt: Adopt) -> wire.NativeChatRequest:
+    """Decode a request body and check each field. Every refusal names the field.
+
+    `adopt` looks up the agent that a request names; it raises what is to be told where it cannot.
+    """
     request = decode(body, wire.NativeChatRequest)
+    if request.agent is not None:
+        request = convert(adopt(request.agent, _stated(body)), wire.NativeChatRequest)
     require_finite(
         temperature=request.temperature,
         top_p=request.top_p,
@@ -44,15 +54,33 @@ def decode_native(body: bytes) -> wire.NativeChatRequest:
     return request
 
 
-def to_native(request: wire.NativeChatRequest, efforts: Efforts) -> NativeChat:
-    """The core value of a checked request. Refuses fields that do not go together."""
+def _stated(body: bytes) -> dict[str, Any]:
+    """The fields that a request states. A null states nothing, but for the budgets."""
+    fields: dict[str, Any] = msgspec.json.decode(body)
+    return {k: v for k, v in fields.items() if v is not None or k.startswith("thinking_budget_")}
+
+
+def files_of(request: wire.NativeChatRequest) -> list[list[GivenFile]]:
+    """The files of each message."""
+    return [
+        [GivenFile(file.name, file.mime, file.text, file.data) for file in message.files or ()]
+        for message in request.messages
+    ]
+
+
+def to_native(
+    request: wire.NativeChatRequest, efforts: Efforts, files: Sequence[str] | None = None
+) -> NativeChat:
+    """The core value of a checked request; `files` are the texts of each message's files, if any has some.
+
+    Refuses fields that do not go together.
+    """
     tools = request.tools or []
-    _refuse_unserved(request)
     _check_tools(request)
     _check_alternatives(request)
     _check_belonging(request)
     return NativeChat(
-        turn=_to_turn(request, efforts),
+        turn=_to_turn(request, efforts, files),
         stream=bool(request.stream),
         client_tools=frozenset(tool.name for tool in tools),
         server_tools=tuple(dict.fromkeys(request.server_tools or ())),
@@ -64,18 +92,16 @@ def to_native(request: wire.NativeChatRequest, efforts: Efforts) -> NativeChat:
     )
 
 
-def _to_turn(request: wire.NativeChatRequest, efforts: Efforts) -> ChatTurn:
+def _to_turn(request: wire.NativeChatRequest, efforts: Efforts, files: Sequence[str] | None) -> ChatTurn:
     budget_tokens = request.thinking_budget_tokens
     if budget_tokens is UNSET and request.reasoning is not None and request.reasoning in efforts:
         budget_tokens = efforts[request.reasoning]
     return ChatTurn(
         conversation=Conversation(
-            messages=_to_messages(request),
+            messages=_to_messages(request, files),
             tools=tuple(_to_tool(tool) for tool in request.tools or ()),
             tool_choice=_template_choice(request),
-            template_kwargs={}
-            if request.reasoning is None
-            else {"enable_thinking": request.reasoning != "none"},
+            template_kwargs=_template_kwargs(request.reasoning),
         ),
         model=(request.model or "").strip() or None,
         sampling=SamplingOverrides(
@@ -103,6 +129,15 @@ def _to_turn(request: wire.NativeChatRequest, efforts: Efforts) -> ChatTurn:
     )
 
 
+def _template_kwargs(reasoning: str | None) -> dict[str, Any]:
+    """Templates either turn thinking on and off or have efforts of their own."""
+    if reasoning is None:
+        return {}
+    if reasoning == "none":
+        return {"enable_thinking": False}
+    return {"enable_thinking": True, "reasoning_effort": reasoning}
+
+
 # Messages.
 
 
@@ -125,13 +160,7 @@ def _check_messages(messages: list[wire.NativeMessage]) -> None:
                 name = f"{where}.tool_calls[{j}].arguments"
                 raise InvalidField(f"`{name}` is not the JSON text of an object", param=name)
         if message.images:
-            raise InvalidField(
-                f"`{where}.images`: the model cannot see images",
-                param=f"{where}.images",
-                hint="Leave the images out.",
-            )
-        if message.files:
-            raise InvalidField(f"`{where}.files` is not served yet", param=f"{where}.files")
+            raise images_refused(i)
     last = len(messages) - 1
     if messages[last].role not in ("user", "tool"):
         raise InvalidField(
@@ -149,30 +178,20 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def _to_messages(request: wire.NativeChatRequest) -> tuple[Message, ...]:
-    messages = [_to_message(message) for message in request.messages]
-    if request.system:
-        messages = on_system_turn(messages, request.system, first=True)
-    return tuple(messages)
+def _to_messages(request: wire.NativeChatRequest, files: Sequence[str] | None) -> tuple[Message, ...]:
+    blocks = files if files is not None else [""] * len(request.messages)
+    messages = tuple(_to_message(m, block) for m, block in zip(request.messages, blocks, strict=True))
+    return on_system_turn(messages, request.system, first=True) if request.system else messages
 
 
-def on_system_turn(messages: list[Message], text: str, *, first: bool = False) -> list[Message]:
-    """The messages with `text` on their system turn, at its beginning or its end. Few templates know two."""
-    if not messages or messages[0].role != "system":
-        return [Message("system", text), *messages]
-    present = messages[0].content
-    parts = (text, present) if first else (present, text)
-    return [Message("system", "\n\n".join(filter(None, parts))), *messages[1:]]
-
-
-def _to_message(message: wire.NativeMessage) -> Message:
+def _to_message(message: wire.NativeMessage, files: str) -> Message:
     calls = tuple(
         {"id": call.id or f"call_{i}", "type": "function", "function": _to_function(call)}
         for i, call in enumerate(message.tool_calls or ())
     )
     return Message(
         role=message.role,
-        content=message.content or "",
+        content=with_files(files, message.content or ""),
         reasoning_content=message.thinking,
         tool_calls=calls or None,
         name=message.name,
@@ -235,22 +254,12 @@ def _to_policy(request: wire.NativeChatRequest) -> ToolPolicy | None:
     if not (request.tools or request.server_tools or request.skills):
         return None
     if isinstance(choice, wire.ToolChoiceName):
-        return ToolPolicy("named", choice.name)
-    return ToolPolicy(choice or "auto")
+        return ToolPolicy("named", choice.name, checked=False)
+    # A call that does not fit is not held back: its caller, or the tool, says so to the model.
+    return ToolPolicy(choice or "auto", checked=False)
 
 
 # The other fields.
-
-
-def _refuse_unserved(request: wire.NativeChatRequest) -> None:
-    """What this server cannot do yet is refused, never ignored."""
-    for field in ("agent", "skill", "skills", "server_tools", "logit_bias"):
-        if getattr(request, field):
-            raise InvalidField(f"`{field}` is not served yet", param=field, hint="Leave it out.")
-    if request.response_format is not None and request.response_format.type != "text":
-        raise InvalidField("`response_format` is not served yet", param="response_format")
-    if request.tool_choice not in (None, "auto", "none"):
-        raise InvalidField("`tool_choice` can be auto or none only", param="tool_choice")
 
 
 def _check_alternatives(request: wire.NativeChatRequest) -> None:
@@ -302,4 +311,5 @@ def _to_format(asked: wire.ResponseFormat | None) -> AnswerFormat | None:
             "`response_format.json_schema` is required with the type json_schema",
             param="response_format.json_schema",
         )
-    return AnswerFormat("json_schema", asked.json_schema.schema, strict=bool(asked.json_schema.strict))
+    strict, param = bool(asked.json_schema.strict), "response_format.json_schema.schema"
+    return AnswerFormat("json_schema", asked.json_schema.schema, strict, param)

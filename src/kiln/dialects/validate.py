@@ -29,6 +29,14 @@ def decode(body: bytes, kind: type[T]) -> T:
         raise InvalidJson(f"the body is not valid JSON: {error}") from None
 
 
+def convert(values: Any, kind: type[T]) -> T:
+    """The same of values that are decoded already. Raises InvalidField."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise _field_error(str(error)) from None
+
+
 def require_finite(**numbers: float | None) -> None:
     for name, value in numbers.items():
         if value is not None and not math.isfinite(value):

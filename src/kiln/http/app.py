@@ -74,6 +74,7 @@ def build_app(start: Callable[[], Awaitable[ServerState]], *, cors_origins: Sequ
         finally:
             await state.catalog.drain(state.settings.server.shutdown_grace_s)
             await state.catalog.close()
+            await state.toolbox.aclose()
             await state.access.book.close()
 
     middleware = [Middleware(CountResponses)]

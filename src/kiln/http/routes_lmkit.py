@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from kiln.core.errors import CannotSkip, ExchangeNotFound, InternalError, KilnError
 from kiln.core.native import NativeChat, NativeEvent
 from kiln.core.text import shorten
-from kiln.dialects.lmkit import decode_native, to_native
+from kiln.dialects.lmkit import decode_native, files_of, to_native
 from kiln.dialects.lmkit_reply import EventEncoder, to_response
 from kiln.dialects.validate import decode
 from kiln.http.body import read_json_body
@@ -21,8 +21,11 @@ from kiln.http.guard import caller_of
 from kiln.http.problems import native_error_body
 from kiln.http.sse import EventStream, unless_disconnected
 from kiln.http.state import ServerState
+from kiln.native.context import Surroundings, open_skills
 from kiln.native.exchange import NativeExchange
-from kiln.wire.lmkit import SkipThinking
+from kiln.skills.agent import adopt
+from kiln.text.files import GivenFile
+from kiln.wire.lmkit import NativeChatRequest, SkipThinking
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +36,17 @@ async def native_chat(request: Request) -> Response:
     entered = time.monotonic()
     body = await read_json_body(request, state.settings.server.max_body_bytes)
 
-    def read() -> NativeChat:
-        return to_native(decode_native(body), state.efforts())
+    chat, surroundings = await unless_disconnected(request.receive, _read(state, body))
+    owner, name = caller_of(request).owner, chat.turn.request_id
 
-    chat = await unless_disconnected(request.receive, state.service.in_worker(read))
-    exchange = _begin(state, chat, entered, caller_of(request).owner)
+    def end() -> None:
+        if name is not None:
+            state.live.leave(owner, name, exchange)
+
+    exchange = NativeExchange(chat, surroundings, state.means(), entered=entered, on_end=end)
+    if name is not None:
+        state.live.enter(owner, name, exchange)
+    exchange.start()
     if chat.stream:
         return await _stream(request, exchange, EventEncoder(many=chat.turn.n > 1))
     try:
@@ -49,19 +58,24 @@ async def native_chat(request: Request) -> Response:
     return Response(msgspec.json.encode(to_response(summary, happened)), media_type="application/json")
 
 
-def _begin(state: ServerState, chat: NativeChat, entered: float, owner: str) -> NativeExchange:
-    """Start an exchange under its caller's name for it. Raises RequestIdInUse."""
-    name = chat.turn.request_id
+async def _read(state: ServerState, body: bytes) -> tuple[NativeChat, Surroundings]:
+    """From the body to what is asked, with what the server's own files say to it."""
+    in_worker = state.service.in_worker
 
-    def end() -> None:
-        if name is not None:
-            state.live.leave(owner, name, exchange)
+    def finish(asked: NativeChatRequest, files: list[str] | None) -> tuple[NativeChat, Surroundings]:
+        chat = to_native(asked, state.efforts(), files)
+        return chat, open_skills(chat, state.skills)
 
-    exchange = NativeExchange(chat, state.catalog.lease, entered=entered, on_end=end)
-    if name is not None:
-        state.live.enter(owner, name, exchange)
-    exchange.start()
-    return exchange
+    def begin() -> tuple[NativeChatRequest, list[list[GivenFile]], tuple[NativeChat, Surroundings] | None]:
+        asked = decode_native(body, lambda name, stated: adopt(state.agents.get(name), stated))
+        files = files_of(asked)
+        return asked, files, None if any(files) else finish(asked, None)
+
+    asked, files, finished = await in_worker(begin)
+    if finished is not None:
+        return finished
+    texts = await state.files.read_all(files)
+    return await in_worker(lambda: finish(asked, texts))
 
 
 async def _stream(request: Request, exchange: NativeExchange, encoder: EventEncoder) -> Response:

@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 from kiln.chat.catalog import ModelCatalog
 from kiln.chat.service import ChatService
 from kiln.chat.stats import Statistics
-from kiln.core.settings import Settings
+from kiln.core.settings import FilesSettings, Settings
 from kiln.dialects.kiln import ReplyOptions
 from kiln.http.guard import AccessPolicy
 from kiln.http.metrics import Metrics
+from kiln.native.exchange import Means
 from kiln.native.live import LiveExchanges
 from kiln.skills.agents import AgentLibrary
 from kiln.skills.library import SkillLibrary
+from kiln.text.files import FileReader
+from kiln.tools.toolbox import Toolbox
 from kiln.wire.kiln import ChatCompletionRequest, ConfigHashes
 
 
@@ -28,6 +31,8 @@ class ServerState:
     access: AccessPolicy
     skills: SkillLibrary = field(default_factory=SkillLibrary)
     agents: AgentLibrary = field(default_factory=AgentLibrary)
+    toolbox: Toolbox = field(default_factory=Toolbox)
+    files: FileReader = field(default_factory=lambda: FileReader(FilesSettings()))
     live: LiveExchanges = field(default_factory=LiveExchanges)
 
     def resolved(self) -> dict[str, object]:
@@ -47,6 +52,15 @@ class ServerState:
             "medium": server.reasoning_medium_tokens,
             "high": server.reasoning_high_tokens,
         }
+
+    def means(self) -> Means:
+        """What native exchanges work with."""
+        return Means(
+            attach=self.catalog.lease,
+            toolbox=self.toolbox,
+            max_rounds=self.settings.native.max_rounds,
+            timeout_s=self.settings.engine.request_timeout_s,
+        )
 
     def reply_options(self, request: ChatCompletionRequest, service: ChatService) -> ReplyOptions:
         """A request's wishes over the server's defaults. Call it on a worker thread: it may hash."""

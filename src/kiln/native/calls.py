@@ -1,0 +1,104 @@
+"""Tool calls of the model: whose they are, and running those that are the server's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kiln.core.messages import Message
+from kiln.core.native import ClientCall, NativeEvent, SkillUse, ToolUse
+from kiln.core.text import shorten
+from kiln.skills.offer import SkillOffer
+from kiln.tools.tool import Outcome
+from kiln.tools.toolbox import Toolbox
+
+# Calls of one round that are run; what goes beyond is denied.
+MAX_CALLS = 16
+
+Say = Callable[[NativeEvent], None]
+
+
+class CallDesk:
+    """Sorts and runs the calls of one exchange.
+
+    `client` are names of the caller's tools, `server` of the toolbox's that were offered. Without tools
+    of the server every call is the caller's, also one of a tool that nobody has.
+    """
+
+    def __init__(
+        self,
+        client: frozenset[str],
+        server: frozenset[str],
+        toolbox: Toolbox,
+        skills: SkillOffer,
+        say: Say,
+    ) -> None:
+        self._client = client
+        self._server = server
+        self._toolbox = toolbox
+        self._skills = skills
+        self._say = say
+        self._has_own = bool(server or skills.names)
+
+    def is_clients(self, call: ClientCall) -> bool:
+        return not self._has_own or call.name in self._client
+
+    async def run(self, calls: Sequence[ClientCall]) -> list[Message]:
+        """The results of calls that are not the client's, as messages in the order of the calls.
+
+        They run side by side. Cancelling it cancels all of them.
+        """
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._run(call, i)) for i, call in enumerate(calls)]
+        return [
+            Message("tool", task.result(), name=call.name, tool_call_id=call.id)
+            for call, task in zip(calls, tasks, strict=True)
+        ]
+
+    async def _run(self, call: ClientCall, index: int) -> str:
+        arguments = await asyncio.to_thread(_arguments, call.arguments)
+        if self._skills.handles(call.name):
+            return await self._run_skill(call.name, arguments)
+        if index >= MAX_CALLS:
+            return self._deny(call, f"Only {MAX_CALLS} calls are run at a time; call it again if needed.")
+        if call.name not in self._server:
+            return self._deny(call, f"There is no tool named {shorten(call.name, 64)}.")
+        self._say(ToolUse(call.name, "running", args=arguments))
+        outcome = await self._toolbox.run(call.name, arguments)
+        self._say(to_use(outcome))
+        return outcome.text
+
+    def _deny(self, call: ClientCall, reason: str) -> str:
+        self._say(ToolUse(call.name, "denied", result=reason))
+        return reason
+
+    async def _run_skill(self, name: str, arguments: dict[str, Any]) -> str:
+        result = await asyncio.to_thread(self._skills.run, name, arguments)
+        if result.status is not None:
+            context = "call" if result.status == "activated" else None
+            self._say(SkillUse(result.name, result.status, context=context, resource=result.resource))
+        return result.text
+
+
+def to_call(shape: dict[str, Any]) -> ClientCall:
+    """A call out of OpenAI's shape."""
+    return ClientCall(shape["id"], shape["function"]["name"], shape["function"]["arguments"])
+
+
+def to_use(outcome: Outcome) -> ToolUse:
+    """What is said of a call that ended, or of a tool that cannot be had."""
+    return ToolUse(
+        outcome.name,
+        outcome.status,
+        seconds=outcome.seconds if outcome.status != "denied" else None,
+        result=outcome.text,
+        sources=tuple(source.to_dict() for source in outcome.sources) or None,
+    )
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call, which the parser has found to be the JSON of an object."""
+    arguments: dict[str, Any] = json.loads(text)
+    return arguments
