@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from kiln.chat.catalog import Lease
 from kiln.chat.service import ChatService
+from kiln.core.errors import ModelNotFound
 from kiln.http.sse import unless_disconnected
 from kiln.http.state import ServerState
 
@@ -42,7 +43,12 @@ async def admitted(
 
     def decode_and_prepare() -> tuple[W, ChatService | None, P | None]:
         wire = decode()
-        lease = state.catalog.ready(wire.model)
+        try:
+            lease = state.catalog.ready(wire.model)
+        except ModelNotFound:
+            # Preparing it for the default model ends the same way, and has the refusal counted.
+            prepare(wire, state.service)
+            raise
         if lease is None:
             return wire, None, None
         service = held.keep(lease)
