@@ -23,7 +23,7 @@ def problems(path: str, asked: Any, body: Any, *, streamed: bool) -> list[str]:
     """Everything wrong with a successful answer. `body` is its JSON, or the bytes of its stream."""
     if path == CHAT:
         return stream_problems(asked, body) if streamed else response_problems(asked, body)
-    if path == TEXT and streamed and not _events(body)[1]:
+    if path == TEXT and streamed and not events(body)[1]:
         return ["a stream without its end mark"]
     return [] if streamed else nulls(body) if path != TEXT else []
 
@@ -47,7 +47,7 @@ def response_problems(asked: Any, body: Any) -> list[str]:
 
 
 def stream_problems(asked: Any, raw: bytes) -> list[str]:
-    chunks, done = _events(raw)
+    chunks, done = events(raw)
     if chunks and "error" in chunks[-1]:
         return ["a failed stream with an end mark"] if done else []
     found = [] if done else ["no end mark"]
@@ -122,7 +122,7 @@ def nulls(value: Any, where: str = "$") -> list[str]:
     return []
 
 
-def _events(raw: bytes) -> tuple[list[Any], bool]:
+def events(raw: bytes) -> tuple[list[Any], bool]:
     """The data events of a stream, and whether it ended with the end mark."""
     events = [event.removeprefix(b"data: ") for event in raw.split(b"\n\n") if event]
     done = events[-1:] == [b"[DONE]"]

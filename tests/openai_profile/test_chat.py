@@ -29,7 +29,7 @@ def test_an_answer(profile: Profile) -> None:
         {"reasoning_effort": "low"},
         {"reasoning_effort": "none"},
         {"n": 3, "temperature": 1.3, "seed": 3},
-        {"logprobs": True, "top_logprobs": 2},
+        {"logprobs": True, "top_logprobs": 2, "seed": 1},
         {"stop": "answer"},
         {"tools": [ADD]},
         {"service_tier": "priority"},

@@ -9,6 +9,7 @@ from typing import Any
 from kiln.chat.latency import LatencyLedger
 from kiln.chat.prepare import Prepared
 from kiln.chat.served import ServedModel
+from kiln.core.budgets import Outcome
 from kiln.core.completion import (
     ChoiceEnd,
     ExchangeEvent,
@@ -39,6 +40,21 @@ class UnreadCall:
 RawEvent = ExchangeEvent | UnreadCall
 
 
+def _scanner_of(prepared: Prepared, model: ServedModel) -> Scanner:
+    stops, tool_format = prepared.turn.stop, model.tool_format
+    if prepared.turn.prompt is not None:
+        # The answer to a raw prompt is given as it was generated.
+        return Scanner(tags=None, in_reasoning=False, stops=stops)
+    return Scanner(
+        tags=model.tags,
+        in_reasoning=prepared.in_reasoning,
+        stops=stops,
+        tools=tool_format.markers if tool_format is not None and prepared.parses_tools else None,
+        silent=tool_format.silent if tool_format is not None else (),
+        reopens=not prepared.is_constrained,
+    )
+
+
 class ChoiceAssembler:
     """Assembles one choice. Feed it every token in order, then `finish` once.
 
@@ -61,14 +77,7 @@ class ChoiceAssembler:
         self._pieces = model.tokenizer.pieces
         self._logprobs: list[TokenLogprob] | None = [] if prepared.turn.top_logprobs is not None else None
         self._detokenizer = Detokenizer(model.tokenizer.pieces, model.hidden_ids)
-        self._scanner = Scanner(
-            tags=model.tags,
-            in_reasoning=prepared.in_reasoning,
-            stops=prepared.turn.stop,
-            tools=self._format.markers if self._format is not None and prepared.parses_tools else None,
-            silent=self._format.silent if self._format is not None else (),
-            reopens=not prepared.is_constrained,
-        )
+        self._scanner = _scanner_of(prepared, model)
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[dict[str, object]] = []
@@ -136,7 +145,7 @@ class ChoiceAssembler:
             tool_calls=tuple(self._calls),
             finish_reason=self._reason(end),
             completion_tokens=self._tokens,
-            outcome=end.outcome if self._budget_applied else None,
+            outcome=self._outcome(end) if self._budget_applied else None,
             latency=self._ledger.reckon(end.timings, streamed=streamed),
             rollout=self._to_rollout(),
             reasoning_tokens=self._reasoning_tokens(end),
@@ -145,11 +154,17 @@ class ChoiceAssembler:
             malformed_call=self._malformed,
         )
 
-    @staticmethod
-    def _reasoning_tokens(end: GenerationEnd) -> int:
+    def _outcome(self, end: GenerationEnd) -> Outcome | None:
+        """The gate's account. What it counted behind a stop string is as little there as its text."""
+        outcome = end.outcome
+        if outcome is None or outcome.thinking_tokens <= self._tokens:
+            return outcome
+        return replace(outcome, thinking_tokens=self._tokens)
+
+    def _reasoning_tokens(self, end: GenerationEnd) -> int:
         """The gate counts whether or not a budget applies; without a gate nothing was thought."""
-        tokens = None if end.outcome is None else end.outcome.thinking_tokens
-        return 0 if tokens is None else tokens
+        outcome = self._outcome(end)
+        return 0 if outcome is None else outcome.thinking_tokens
 
     def _to_logprob(self, token: TokenEvent) -> TokenLogprob:
         score = token.score

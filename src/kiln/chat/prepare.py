@@ -14,6 +14,7 @@ from typing import Any
 from kiln.adapters.selection import Selection
 from kiln.chat.bias import resolve_bias
 from kiln.chat.presets import preset
+from kiln.chat.raw import read_raw, refuse_hopeless
 from kiln.chat.served import ServedModel
 from kiln.chat.structured import to_grammar
 from kiln.core.budgets import Budget
@@ -76,9 +77,7 @@ def prepare(turn: ChatTurn, model: ServedModel) -> Prepared:
         raise ModelNotFound(f"the model {shorten(turn.model)} is not served here", param="model")
     adapters = model.adapters.resolve(turn.adapters, turn.adapters_field)
     conversation, thinking = _decide_thinking(turn.conversation, model)
-    prompt = _render(conversation, thinking, model)
-    in_reasoning = model.tags is not None and prompt.ends_with(model.tags.open)
-    prompt_ids = _encode(prompt, model)
+    prompt_ids, in_reasoning = _read_prompt(turn, conversation, thinking, model)
     max_tokens = _fit(turn, prompt_ids, model)
     budget = budget_of(turn, model)
     applied = model.close is not None and applies(
@@ -89,7 +88,8 @@ def prepare(turn: ChatTurn, model: ServedModel) -> Prepared:
     if turn.provenance:
         _check_provenance(turn, max_tokens, applied, model)
     # A template that leaves the opening to the model thinks although kiln cannot arm the gate.
-    enabled = in_reasoning or (model.template_thinking.leaves_open_to_model and thinking.enabled)
+    leaves_open = model.template_thinking.leaves_open_to_model and turn.prompt is None
+    enabled = in_reasoning or (leaves_open and thinking.enabled)
     prepared = Prepared(
         # With the arguments that the prompt was really rendered with.
         turn=replace(turn, conversation=conversation),
@@ -140,6 +140,24 @@ def _decide_thinking(conversation: Conversation, model: ServedModel) -> tuple[Co
     return conversation, ThinkingState(default, "template_default", default)
 
 
+def tokens_of(turn: ChatTurn, model: ServedModel, *, generation: bool) -> tuple[int, ...]:
+    """The token ids of a turn's prompt; without `generation` what opens the answer is left out."""
+    conversation, thinking = _decide_thinking(turn.conversation, model)
+    if generation or turn.prompt is not None:
+        return _read_prompt(turn, conversation, thinking, model)[0]
+    return _encode(model.template.render(conversation, add_generation_prompt=False), model)
+
+
+def _read_prompt(
+    turn: ChatTurn, conversation: Conversation, thinking: ThinkingState, model: ServedModel
+) -> tuple[tuple[int, ...], bool]:
+    """Token ids, and whether they end inside a reasoning block."""
+    if turn.prompt is not None:
+        return read_raw(turn.prompt, model)
+    prompt = _render(conversation, thinking, model)
+    return _encode(prompt, model), model.tags is not None and prompt.ends_with(model.tags.open)
+
+
 def _render(conversation: Conversation, thinking: ThinkingState, model: ServedModel) -> RenderedPrompt:
     prompt = model.template.render(conversation)
     seed = model.seeds_open_tag and thinking.enabled and model.tags is not None
@@ -149,25 +167,11 @@ def _render(conversation: Conversation, thinking: ThinkingState, model: ServedMo
 
 
 def _encode(prompt: RenderedPrompt, model: ServedModel) -> tuple[int, ...]:
-    _refuse_hopeless(prompt.text, model)
+    refuse_hopeless(prompt.text, model)
     ids = encode_prompt(prompt, model.tokenizer)
     if model.bos_id is not None and ids[:1] != [model.bos_id]:
         ids = [model.bos_id, *ids]
     return tuple(ids)
-
-
-def _refuse_hopeless(text: str, model: ServedModel) -> None:
-    """Refuse what cannot fit whatever its tokens are: tokenizing it would cost everybody time.
-
-    No token is longer than the vocabulary's longest, and every control token's spelling is one at least.
-    """
-    limit = model.context_length
-    least = max((text.count(spelling) for spelling in model.tokenizer.control_spellings), default=0)
-    least = max(least, len(text) // model.longest_piece)
-    if least > limit:
-        raise ContextExceeded(
-            f"the prompt has more than {least - 1} tokens, the context holds {limit}", param="messages"
-        )
 
 
 def _fit(turn: ChatTurn, prompt_ids: tuple[int, ...], model: ServedModel) -> int:

@@ -41,6 +41,17 @@ class ToolPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class RawPrompt:
+    """A prompt without a conversation: a text, whose control tokens count as such, or token ids.
+
+    With `add_special` a text gets the tokens that the model's tokenizer puts around one.
+    """
+
+    content: str | tuple[int, ...]
+    add_special: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class ChatTurn:
     """What to answer and how.
 
@@ -51,8 +62,9 @@ class ChatTurn:
     Choice i draws from (`seed`, i), with `seed_per_choice` from (`seed` + i, 0). `logit_bias` maps token
     ids or texts to what is added to their logits. `top_logprobs` None = no log-probabilities. `adapters`
     are names and scales, from the request field `adapters_field`; UNSET = the server's default, empty = the
-    base model. `tool_policy` None = tools are
-    offered and their calls parsed, nothing more. `request_id` is the caller's name for the exchange.
+    base model. `tool_policy` None = tools are offered and their calls parsed, nothing more. A raw `prompt`
+    stands in for the conversation, and its answer is all content, as generated. `request_id` is the caller's
+    name for the exchange.
     """
 
     conversation: Conversation
@@ -78,4 +90,5 @@ class ChatTurn:
     adapters_field: str = "adapter"
     priority: bool = False
     narrated: bool = False
+    prompt: RawPrompt | None = None
     request_id: str | None = None

@@ -20,6 +20,7 @@ from kiln.http import (
     routes_lmkit,
     routes_meta,
     routes_openai,
+    routes_openai_text,
     routes_session,
 )
 from kiln.http.guard import Guard
@@ -44,6 +45,9 @@ ROUTES = [
     Route("/v1/stats/recent-requests", routes_meta.recent_requests, methods=["GET"]),
     Route("/v1/stats/decode", routes_meta.decode_stats, methods=["GET"]),
     Route("/v1/openai/chat/completions", routes_openai.chat_completions, methods=["POST"]),
+    Route("/v1/openai/completions", routes_openai_text.completions, methods=["POST"]),
+    Route("/v1/openai/tokenize", routes_openai_text.tokenize, methods=["POST"]),
+    Route("/v1/openai/detokenize", routes_openai_text.detokenize, methods=["POST"]),
     Route("/v1/openai/models", routes_meta.list_models, methods=["GET"]),
     Route("/v1/openai/models/{model:path}", routes_meta.show_model, methods=["GET"]),
     Route("/health", routes_meta.health, methods=["GET"]),

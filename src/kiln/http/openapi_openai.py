@@ -7,13 +7,23 @@ from typing import Any
 
 import msgspec
 
-from kiln.wire import openai_chat
+from kiln.wire import openai_chat, openai_text
 
 Json = dict[str, Any]
 
 # Names of structs that others have too are told apart by this.
 _PREFIX = "Openai"
-_STRUCTS = (openai_chat.ChatRequest, openai_chat.ChatResponse, openai_chat.ChatChunk)
+_STRUCTS = (
+    openai_chat.ChatRequest,
+    openai_chat.ChatResponse,
+    openai_chat.ChatChunk,
+    openai_text.TextRequest,
+    openai_text.TextResponse,
+    openai_text.TokenizeRequest,
+    openai_text.TokenizeResponse,
+    openai_text.DetokenizeRequest,
+    openai_text.DetokenizeResponse,
+)
 _GENERATES = (400, 404, 413, 415, 429, 500, 503, 504)
 
 
@@ -34,6 +44,35 @@ def openai_paths() -> Json:
                 openai_chat.ChatRequest,
                 openai_chat.ChatResponse,
                 openai_chat.ChatChunk,
+            )
+        },
+        "/v1/openai/completions": {
+            "post": _posts(
+                "createOpenaiCompletion",
+                "Continue a text",
+                "The prompt is read as it is, without the chat template. With `echo` and `logprobs` its own"
+                " tokens are scored.",
+                openai_text.TextRequest,
+                openai_text.TextResponse,
+                openai_text.TextResponse,
+            )
+        },
+        "/v1/openai/tokenize": {
+            "post": _posts(
+                "tokenize",
+                "Token ids of a text or a conversation",
+                "A conversation is rendered with the chat template, as a completion of it would be.",
+                openai_text.TokenizeRequest,
+                openai_text.TokenizeResponse,
+            )
+        },
+        "/v1/openai/detokenize": {
+            "post": _posts(
+                "detokenize",
+                "The text of token ids",
+                "Control tokens are spelled out.",
+                openai_text.DetokenizeRequest,
+                openai_text.DetokenizeResponse,
             )
         },
         "/v1/openai/models": {"get": _gets("listOpenaiModels", "List the served models", "ModelList")},

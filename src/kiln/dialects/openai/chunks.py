@@ -50,8 +50,11 @@ class ChunkEncoder:
         """The usage chunk, if it was asked for, and the end mark."""
         chunk = b""
         if self._reply.include_usage:
-            chunk = self._chunk([], usage=to_usage(self._head, self._ends, self._counting))
+            chunk = self._chunk([], usage=to_usage([(self._head, self._in_order())], self._counting))
         return chunk + b"data: [DONE]\n\n"
+
+    def _in_order(self) -> list[ChoiceEnd]:
+        return sorted(self._ends, key=lambda end: end.index)
 
     def _event(self, event: ExchangeEvent) -> bytes:
         if isinstance(event, TextDelta):

@@ -28,7 +28,7 @@ def to_response(completion: Completion, reply: ChatReply, counting: Counting) ->
         created=head.created,
         model=head.model,
         choices=[_choice(choice, reply) for choice in completion.choices],
-        usage=to_usage(head, completion.choices, counting),
+        usage=to_usage([(head, completion.choices)], counting),
         service_tier=reply.tier if reply.tier is not None else UNSET,
     )
 

@@ -40,23 +40,32 @@ class Counting:
         return round(total / 1e6, 12)
 
 
-def to_usage(head: ExchangeHead, choices: Sequence[ChoiceEnd], counting: Counting) -> wire.Usage:
+# A prompt and what came of it.
+Part = tuple[ExchangeHead, Sequence[ChoiceEnd]]
+
+
+def to_usage(parts: Sequence[Part], counting: Counting) -> wire.Usage:
     """A prompt is counted once, however many choices share it."""
-    completion = sum(choice.completion_tokens for choice in choices)
-    # Where nothing was to be generated the prompt was not read either.
-    was_read = completion > 0
-    # One choice computes the prompt, the others find it in the cache.
-    cached = min(choice.cached_tokens for choice in choices)
-    written = head.prompt_tokens - cached if was_read and counting.keeps_prefixes else 0
+    prompt = completion = cached = written = 0
+    for head, choices in parts:
+        generated = sum(choice.completion_tokens for choice in choices)
+        # One choice computes the prompt, the others find it in the cache.
+        found = min(choice.cached_tokens for choice in choices)
+        prompt += head.prompt_tokens
+        completion += generated
+        cached += found
+        # Where nothing was to be generated the prompt was not read either.
+        written += head.prompt_tokens - found if generated > 0 and counting.keeps_prefixes else 0
+    head, choices = parts[0]
     return wire.Usage(
-        prompt_tokens=head.prompt_tokens,
+        prompt_tokens=prompt,
         completion_tokens=completion,
-        total_tokens=head.prompt_tokens + completion,
+        total_tokens=prompt + completion,
         prompt_tokens_details=wire.PromptDetails(cached_tokens=cached, cache_write_tokens=written),
         completion_tokens_details=wire.CompletionDetails(
-            reasoning_tokens=sum(choice.reasoning_tokens for choice in choices)
+            reasoning_tokens=sum(choice.reasoning_tokens for _, of_part in parts for choice in of_part)
         ),
-        estimated_cost=counting.cost(head.prompt_tokens, cached, completion),
+        estimated_cost=counting.cost(prompt, cached, completion),
         thinking_budget=_budget_report(head, choices[0]) if head.budget.configured else UNSET,
     )
 
