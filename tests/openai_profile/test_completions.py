@@ -73,6 +73,11 @@ def test_four_forms_of_prompts(profile: Profile) -> None:
         assert body["usage"]["prompt_tokens"] == len(ids) + len(ids_of(profile, DONE))
 
 
+def counts(usage: Any) -> Any:
+    """Without what the state of the prefix cache decides."""
+    return {k: v for k, v in usage.items() if k not in ("prompt_tokens_details", "estimated_cost")}
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -91,7 +96,7 @@ def test_a_stream_says_what_the_answer_says(profile: Profile, fields: dict[str, 
     fields = {**fields, "seed": 1}  # exact, so that the bits do not depend on who else is running
     complete(profile, prompts, **fields)
     whole, chunks = complete(profile, prompts, **fields), stream(profile, prompts, **fields)
-    assert chunks[-1]["usage"] == whole["usage"] and chunks[-1]["choices"] == []
+    assert counts(chunks[-1]["usage"]) == counts(whole["usage"]) and chunks[-1]["choices"] == []
     for choice in whole["choices"]:
         mine = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
         assert "".join(c["text"] for c in mine) == choice["text"]
