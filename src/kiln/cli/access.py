@@ -1,4 +1,4 @@
-"""Puts the store and the access policy together out of the settings."""
+"""Puts the store, the access policy and memory together out of the settings."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import os
 from pathlib import Path
 
 from kiln.access.book import KeyBook
+from kiln.chat.catalog import ModelCatalog
+from kiln.chat.extraction import ModelExtractor
+from kiln.chat.memory import Memory
 from kiln.core.errors import ConfigError, StoreFailed
 from kiln.core.settings import Settings
 from kiln.http.guard import AccessPolicy
 from kiln.store.database import Database
 from kiln.store.keys import KeyStore
+from kiln.store.memory import MemoryTables
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +26,12 @@ def store_path(settings: Settings) -> Path:
         return Path(settings.store.path)
     state = os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser()
     return Path(state) / "kiln" / "kiln.db"
+
+
+def open_memory(settings: Settings, catalog: ModelCatalog) -> Memory:
+    """Memory as the settings want it. Its file is made by the first fact."""
+    tables = MemoryTables(Database(store_path(settings))) if settings.store.memory else None
+    return Memory(tables, settings.memory, ModelExtractor(catalog))
 
 
 class Access:

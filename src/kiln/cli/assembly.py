@@ -25,7 +25,7 @@ from kiln.chat.observe import Observer, Observers
 from kiln.chat.served import DEFAULT_MAX_TOKENS, ServedModel
 from kiln.chat.service import ChatService
 from kiln.chat.stats import Statistics
-from kiln.cli.access import Access
+from kiln.cli.access import Access, open_memory
 from kiln.cli.facts import facts
 from kiln.core.errors import ConfigError, DownloadError, ModelLoadError, RequestError, SetupError
 from kiln.core.sampling import SamplingOverrides
@@ -211,6 +211,7 @@ def _app(default: _Assembled) -> Starlette:
             metrics,
             statistics,
             access.policy,
+            open_memory(settings, catalog),
             skills=skills,
             agents=agents,
             toolbox=toolbox_from(settings),

@@ -15,6 +15,7 @@
     │   ├── MissingKey               401 missing_api_key
     │   ├── InvalidKey               401 invalid_api_key
     │   ├── ScopeRefused             403 insufficient_scope
+    │   ├── MemoryOff                403 memory_off
     │   ├── CrossSiteRefused         403 cross_site_request
     │   ├── ModelNotFound            404 model_not_found
     │   ├── AdapterNotFound          404 adapter_not_found
@@ -23,6 +24,8 @@
     │   ├── AgentNotFound            404 agent_not_found
     │   ├── ExchangeNotFound         404 exchange_not_found
     │   ├── KeyNotFound              404 key_not_found
+    │   ├── MemoryStoreNotFound      404 memory_store_not_found
+    │   ├── FactNotFound             404 fact_not_found
     │   ├── RouteNotFound            404 route_not_found
     │   ├── MethodNotAllowed         405 method_not_allowed
     │   ├── CannotSkip               409 cannot_skip
@@ -153,6 +156,13 @@ class ScopeRefused(RequestError):
     hint = "Use a key made with `kiln keys create NAME --scope admin`."
 
 
+class MemoryOff(RequestError):
+    status = 403
+    code = "memory_off"
+    type = "permission_error"
+    hint = "Set store.memory to true."
+
+
 class CrossSiteRefused(RequestError):
     status = 403
     code = "cross_site_request"
@@ -199,6 +209,18 @@ class KeyNotFound(RequestError):
     status = 404
     code = "key_not_found"
     hint = "`kiln keys list` shows which keys are in force."
+
+
+class MemoryStoreNotFound(RequestError):
+    status = 404
+    code = "memory_store_not_found"
+    hint = "Name a store that the settings have as [memory.<name>], or leave it out."
+
+
+class FactNotFound(RequestError):
+    status = 404
+    code = "fact_not_found"
+    hint = "GET /lmkit/v1/memory/{memory_id} lists the facts that are there."
 
 
 class RouteNotFound(RequestError):

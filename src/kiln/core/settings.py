@@ -436,6 +436,34 @@ class StoreSettings:
     path: str | None = _setting(
         None, "SQLite file of keys and memory; unset, kiln/kiln.db in the user's state directory.", high=4096
     )
+    memory: bool = _setting(
+        True, "Whether requests may use memory; where not, those that name one are answered without."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStoreSettings:
+    """The policy of a memory store: what is recalled, kept and learned in the memories under it."""
+
+    recall_depth: int = _setting(8, "Facts that an exchange gets to see at most.", low=1, high=64)
+    capacity: int = _setting(
+        1000, "Facts of one memory; what exceeds them is forgotten.", low=1, high=100_000
+    )
+    eviction: str = _setting(
+        "lru",
+        "Which facts are forgotten first: those used longest ago, the oldest, or the least often used.",
+        choices=("lru", "oldest", "least_used"),
+    )
+    half_life_days: float | None = _setting(
+        None, "Days without use after which a fact counts half in the recall; unset, it never fades.", above=0
+    )
+    extraction: bool = _setting(True, "Whether facts are extracted from exchanges by themselves.")
+    dedup_threshold: float = _setting(
+        0.9,
+        "From which similarity on a new fact replaces an old one; 1 only if they are equal.",
+        above=0,
+        high=1,
+    )
 
 
 @dataclass(frozen=True)
@@ -454,6 +482,7 @@ class Settings:
     files: FilesSettings = field(default_factory=FilesSettings)
     mcp: Mapping[str, McpServerSettings] = field(default_factory=lambda: MappingProxyType({}))
     models: Mapping[str, CatalogModelSettings] = field(default_factory=lambda: MappingProxyType({}))
+    memory: Mapping[str, MemoryStoreSettings] = field(default_factory=lambda: MappingProxyType({}))
     auth: AuthSettings = field(default_factory=AuthSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(_default_sources()))
@@ -576,6 +605,9 @@ TABLES: Mapping[str, TableFamily] = MappingProxyType(
             CatalogModelSettings,
             r"[a-zA-Z0-9][a-zA-Z0-9._:/-]{0,255}",
             "letters, digits and . _ : / - (in quotes where TOML asks for them), a letter or digit first",
+        ),
+        "memory": TableFamily(
+            MemoryStoreSettings, r"[a-zA-Z0-9_-]{1,64}", "at most 64 letters, digits, dashes and underscores"
         ),
     }
 )

@@ -18,6 +18,7 @@ from kiln.http import (
     routes_completions,
     routes_kiln,
     routes_lmkit,
+    routes_memory,
     routes_meta,
     routes_openai,
     routes_openai_text,
@@ -58,6 +59,12 @@ ROUTES = [
     Route("/lmkit/v1/models", routes_meta.native_models, methods=["GET"]),
     Route("/lmkit/v1/skills", routes_catalog.list_skills, methods=["GET"]),
     Route("/lmkit/v1/agents", routes_catalog.list_agents, methods=["GET"]),
+    Route("/lmkit/v1/memory", routes_memory.list_memories, methods=["GET"]),
+    Route("/lmkit/v1/memory/{memory_id}", routes_memory.list_facts, methods=["GET"]),
+    Route("/lmkit/v1/memory/{memory_id}", routes_memory.write_fact, methods=["POST"]),
+    Route("/lmkit/v1/memory/{memory_id}", routes_memory.clear_memory, methods=["DELETE"]),
+    Route("/lmkit/v1/memory/{memory_id}/export", routes_memory.export_memory, methods=["GET"]),
+    Route("/lmkit/v1/memory/{memory_id}/{fact_id}", routes_memory.delete_fact, methods=["DELETE"]),
     Route("/lmkit/v1/session", routes_session.begin_session, methods=["POST"]),
     Route("/lmkit/v1/session", routes_session.show_session, methods=["GET"]),
     Route("/lmkit/v1/session", routes_session.end_session, methods=["DELETE"]),
@@ -77,6 +84,7 @@ def build_app(start: Callable[[], Awaitable[ServerState]], *, cors_origins: Sequ
             yield
         finally:
             await state.catalog.drain(state.settings.server.shutdown_grace_s)
+            await state.memory.close()
             await state.catalog.close()
             await state.toolbox.aclose()
             await state.access.book.close()

@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, Response
 from kiln import contracts
 from kiln.core.errors import RouteNotFound
 from kiln.core.text import shorten
-from kiln.http import openapi_access, openapi_adapters
+from kiln.http import openapi_access, openapi_adapters, openapi_memory
 from kiln.http.openapi_native import native_paths
 from kiln.http.openapi_openai import openai_paths
 from kiln.http.openapi_parts import Json, inference, ref, responses, schemas
@@ -81,13 +81,19 @@ def openapi_document() -> Json:
             {"name": "exchange", "description": "Acting on an exchange that is running."},
             {"name": "catalog", "description": "Skills and agents that a native chat may name."},
             {"name": "adapters", "description": "LoRA adapters of the default model."},
+            {"name": "memory", "description": "What is remembered, for the person whose it is."},
             {"name": "access", "description": "Who the caller is."},
             {"name": "server", "description": "What is served, how it is configured, how it is doing."},
         ],
         "security": openapi_access.SECURITY,
-        "paths": openapi_access.with_refusals(_paths() | openapi_adapters.paths() | openapi_access.paths()),
+        "paths": openapi_access.with_refusals(
+            _paths() | openapi_adapters.paths() | openapi_access.paths() | openapi_memory.paths()
+        ),
         "components": {
-            "schemas": schemas() | openapi_adapters.schemas() | openapi_access.schemas(),
+            "schemas": schemas()
+            | openapi_adapters.schemas()
+            | openapi_access.schemas()
+            | openapi_memory.schemas(),
             "responses": responses(),
             "securitySchemes": openapi_access.SCHEMES,
         },

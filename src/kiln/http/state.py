@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kiln.chat.catalog import ModelCatalog
+from kiln.chat.memory import Memory
 from kiln.chat.service import ChatService
 from kiln.chat.stats import Statistics
 from kiln.core.settings import FilesSettings, Settings
@@ -29,6 +30,7 @@ class ServerState:
     metrics: Metrics
     statistics: Statistics
     access: AccessPolicy
+    memory: Memory
     skills: SkillLibrary = field(default_factory=SkillLibrary)
     agents: AgentLibrary = field(default_factory=AgentLibrary)
     toolbox: Toolbox = field(default_factory=Toolbox)

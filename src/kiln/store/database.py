@@ -112,6 +112,8 @@ class Database:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute("PRAGMA foreign_keys=ON")
+            # What somebody has deleted is overwritten, not only unlinked.
+            connection.execute("PRAGMA secure_delete=ON")
             connection.enable_load_extension(True)
             connection.load_extension(sqlite_vec.loadable_path())
             connection.enable_load_extension(False)

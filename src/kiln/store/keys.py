@@ -188,10 +188,11 @@ def _key(row: tuple[apsw.SQLiteValue, ...]) -> Key:
 
 
 def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
+    # Callers without a key go by the name anonymous.
+    if not _NAME.fullmatch(name) or name == "anonymous":
         raise KeyRefused(
             f"the name {shorten(name)} is not allowed: up to 64 letters, digits and . _ @ -,"
-            " the first one a letter or digit",
+            " the first one a letter or digit, and not anonymous",
             param="name",
         )
 

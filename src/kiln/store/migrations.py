@@ -83,3 +83,51 @@ def _keys(connection: apsw.Connection) -> None:
         CREATE INDEX sessions_by_key ON sessions (key_id);
         """
     )
+
+
+@migration(2)
+def _memory(connection: apsw.Connection) -> None:
+    # `scope` makes the full-text index able to look into one memory without reading all the others.
+    # `superseded_by` is a row of this table; a fact that is deleted is forgotten there too.
+    connection.execute(
+        """
+        CREATE TABLE memories (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            owner TEXT NOT NULL,
+            store TEXT NOT NULL,
+            memory TEXT NOT NULL,
+            UNIQUE (owner, memory, store)
+        ) STRICT;
+        CREATE TABLE facts (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            name TEXT NOT NULL UNIQUE,
+            memory_id INTEGER NOT NULL REFERENCES memories,
+            text TEXT NOT NULL,
+            normal TEXT NOT NULL,
+            scope TEXT NOT NULL GENERATED ALWAYS AS ('m' || memory_id) VIRTUAL,
+            embedding BLOB,
+            embedder TEXT,
+            created_at REAL NOT NULL,
+            last_used_at REAL,
+            uses INTEGER NOT NULL DEFAULT 0,
+            invalidated_at REAL,
+            superseded_by INTEGER REFERENCES facts ON DELETE SET NULL,
+            source TEXT
+        ) STRICT;
+        CREATE UNIQUE INDEX live_facts ON facts (memory_id, normal) WHERE invalidated_at IS NULL;
+        CREATE INDEX facts_of_memory ON facts (memory_id, invalidated_at);
+        CREATE INDEX superseded_facts ON facts (superseded_by) WHERE superseded_by IS NOT NULL;
+        CREATE VIRTUAL TABLE facts_text USING fts5 (
+            scope, text, content = 'facts', content_rowid = 'id',
+            tokenize = 'porter unicode61 remove_diacritics 2'
+        );
+        INSERT INTO facts_text (facts_text, rank) VALUES ('secure-delete', 1);
+        CREATE TRIGGER fact_written AFTER INSERT ON facts BEGIN
+            INSERT INTO facts_text (rowid, scope, text) VALUES (new.id, 'm' || new.memory_id, new.text);
+        END;
+        CREATE TRIGGER fact_deleted AFTER DELETE ON facts BEGIN
+            INSERT INTO facts_text (facts_text, rowid, scope, text)
+            VALUES ('delete', old.id, 'm' || old.memory_id, old.text);
+        END;
+        """
+    )

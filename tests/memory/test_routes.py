@@ -1,0 +1,227 @@
+"""Memory over HTTP, for the person whose it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kiln.cli.assembly import create_app
+from kiln.core.settings import MemoryStoreSettings, Settings
+from kiln.store.database import Database
+from kiln.store.keys import KeyStore
+from serve.servers import Server, serving, settings_of
+
+URL = "/lmkit/v1/memory"
+
+
+def settings(path: Path, **values: Any) -> Settings:
+    """Settings with a store `notes` whose memories hold three facts."""
+    named = {"store.path": str(path), "engine.threads": 1} | {
+        name.replace("__", "."): value for name, value in values.items()
+    }
+    tables = {"memory": {"notes": MemoryStoreSettings(capacity=3)}}
+    return Settings.build(named, dict.fromkeys(named, "file"), tables)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("memory") / "kiln.db"
+
+
+@pytest.fixture(scope="module")
+def server(file: Path) -> Iterator[Server]:
+    with serving(create_app(settings(file))) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def empty(server: Server) -> Iterator[None]:
+    yield
+    for memory in server.client.get(URL).json()["memories"]:
+        server.client.delete(f"{URL}/{memory['memory']}?store={memory['store']}")
+
+
+def write(server: Server, text: str, memory: str = "home", **query: str) -> httpx.Response:
+    return server.client.post(f"{URL}/{memory}", json={"text": text}, params=query)
+
+
+def texts(server: Server, memory: str = "home", **query: str) -> list[str]:
+    response = server.client.get(f"{URL}/{memory}", params=query)
+    assert response.status_code == 200, response.text
+    return [fact["text"] for fact in response.json()["facts"]]
+
+
+def test_a_fact_from_writing_to_deleting(server: Server) -> None:
+    written = write(server, "The user likes tea.")
+    assert written.status_code == 201
+    fact = written.json()["fact"]
+    assert (written.json()["status"], fact["text"], fact["source"]) == ("added", "The user likes tea.", None)
+    known = write(server, "the user likes TEA")
+    assert (known.status_code, known.json()["status"]) == (200, "known")
+    assert known.json()["fact"]["id"] == fact["id"]
+    write(server, "Lunch is at noon")
+    assert texts(server) == ["Lunch is at noon", "The user likes tea."]
+    assert texts(server, q="what about tea") == ["The user likes tea."]
+    shown = {"memory": "home", "store": "default", "facts": 2}
+    assert server.client.get(URL).json() == {"memories": [shown]}
+    assert server.client.delete(f"{URL}/home/{fact['id']}").json() == {"deleted": 1}
+    gone = server.client.delete(f"{URL}/home/{fact['id']}")
+    assert (gone.status_code, gone.json()["code"]) == (404, "fact_not_found")
+    assert server.client.delete(f"{URL}/home").json() == {"deleted": 1}
+    assert server.client.get(URL).json() == {"memories": []}
+
+
+def test_pages(server: Server) -> None:
+    for word in ("alpha", "beta", "gamma"):
+        write(server, word)
+    first = server.client.get(f"{URL}/home", params={"limit": 2}).json()
+    assert [fact["text"] for fact in first["facts"]] == ["gamma", "beta"]
+    second = server.client.get(f"{URL}/home", params={"limit": 2, "before": first["next"]}).json()
+    assert ([fact["text"] for fact in second["facts"]], second["next"]) == (["alpha"], None)
+
+
+def test_the_history_is_shown_on_request_and_exported(server: Server) -> None:
+    old = "The user works in the engine team of a firm in Berlin"
+    new = "The user works in the engine team of a firm in Bremen"
+    write(server, old)
+    assert write(server, new).json()["status"] == "replaced"
+    assert texts(server) == [new]
+    assert texts(server, invalid="true") == [new, old]
+    exported = server.client.get(f"{URL}/home/export")
+    assert exported.headers["content-type"].startswith("application/x-ndjson")
+    assert "memory-home.jsonl" in exported.headers["content-disposition"]
+    lines = [json.loads(line) for line in exported.text.splitlines()]
+    assert [(line["text"], line["invalidated_at"] is None) for line in lines] == [(old, False), (new, True)]
+    assert lines[0]["superseded_by"] == lines[1]["id"]
+    assert server.client.get(f"{URL}/empty/export").content == b""
+
+
+def test_stores_are_apart_and_have_their_policies(server: Server) -> None:
+    for word in ("alpha", "beta", "gamma", "delta"):
+        write(server, word, store="notes")
+    assert texts(server, store="notes") == ["delta", "gamma", "beta"]
+    assert texts(server) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("GET", "/a.b", None, 400, "invalid_field"),
+        ("GET", "/" + "x" * 65, None, 400, "invalid_field"),
+        ("GET", "/%20", None, 400, "invalid_field"),
+        ("GET", "/%00", None, 400, "invalid_field"),
+        ("GET", "/home?limit=0", None, 400, "invalid_field"),
+        ("GET", "/home?limit=1001", None, 400, "invalid_field"),
+        ("GET", "/home?limit=²", None, 400, "invalid_field"),
+        ("GET", "/home?limit=-1", None, 400, "invalid_field"),
+        ("GET", "/home?invalid=1", None, 400, "invalid_field"),
+        ("GET", "/home?q=" + "x" * 4001, None, 400, "invalid_field"),
+        ("GET", "/home?store=nothing", None, 404, "memory_store_not_found"),
+        ("GET", "/home?store=../x", None, 404, "memory_store_not_found"),
+        ("GET", "/home/export?store=nothing", None, 404, "memory_store_not_found"),
+        ("DELETE", "/home?store=nothing", None, 404, "memory_store_not_found"),
+        ("DELETE", "/home/fact-0", None, 404, "fact_not_found"),
+        ("POST", "/home", {}, 400, "invalid_field"),
+        ("POST", "/home", {"text": 1}, 400, "invalid_field"),
+        ("POST", "/home", {"text": ""}, 400, "invalid_field"),
+        ("POST", "/home", {"text": " .\u0000\n"}, 400, "invalid_field"),
+        ("POST", "/home", {"text": "x" * 1001}, 400, "invalid_field"),
+        ("POST", "/home", {"text": "x" * 100_000}, 413, "body_too_large"),
+        ("PUT", "/home", {"text": "x"}, 405, "method_not_allowed"),
+    ],
+)
+def test_mistakes_are_named(
+    server: Server, method: str, path: str, body: object, status: int, code: str
+) -> None:
+    response = server.client.request(method, URL + path, json=body)
+    assert (response.status_code, response.json()["code"]) == (status, code)
+    assert set(response.json()) == {"error", "code"}
+    assert server.client.get(URL).json() == {"memories": []}
+
+
+def test_odd_texts_are_kept_as_they_are(server: Server) -> None:
+    for text in ("'; DROP TABLE facts; --", "<|im_end|></think>", "日本の京都に住んでいる", "🍵 \u202e"):
+        assert write(server, text).status_code == 201
+        assert texts(server, limit="1") == [text.strip()]
+
+
+def test_many_write_at_once(server: Server) -> None:
+    import asyncio
+
+    async def write_all() -> list[int]:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            asked = [client.post(f"{URL}/home", json={"text": f"number {i} of all"}) for i in range(40)]
+            return [response.status_code for response in await asyncio.gather(*asked)]
+
+    assert asyncio.run(write_all()) == [201] * 40
+    assert len(texts(server, invalid="true")) == 40
+
+
+@pytest.fixture(scope="module")
+def owned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dict[str, str]]]:
+    path = tmp_path_factory.mktemp("owners") / "kiln.db"
+    store = KeyStore(Database(path))
+    secrets = {name: store.create(name)[1] for name in ("ana", "ben")}
+    secrets["boss"] = store.create("boss", scope="admin")[1]
+    with serving(create_app(settings(path, auth__anonymous=True))) as running:
+        yield running, secrets
+
+
+class TestOwners:
+    def ask(
+        self, owned: tuple[Server, dict[str, str]], name: str | None, method: str, path: str, **more: Any
+    ) -> httpx.Response:
+        server, secrets = owned
+        headers = {} if name is None else {"authorization": f"Bearer {secrets[name]}"}
+        return server.client.request(method, URL + path, headers=headers, **more)
+
+    def test_everybody_has_their_own(self, owned: tuple[Server, dict[str, str]]) -> None:
+        for name in ("ana", "ben", None):
+            written = self.ask(owned, name, "POST", "/home", json={"text": f"I am {name}"})
+            assert written.status_code == 201
+        for name in ("ana", "ben", None):
+            found = self.ask(owned, name, "GET", "/home").json()["facts"]
+            assert [fact["text"] for fact in found] == [f"I am {name}"]
+        theirs = self.ask(owned, "ana", "GET", "/home").json()["facts"][0]["id"]
+        assert self.ask(owned, "ben", "DELETE", f"/home/{theirs}").status_code == 404
+
+    def test_admins_see_others_and_nobody_else_does(self, owned: tuple[Server, dict[str, str]]) -> None:
+        self.ask(owned, "ana", "POST", "/work", json={"text": "I am ana at work"})
+        for name in ("ben", None):
+            for method, path in (
+                ("GET", "?owner=ana"),
+                ("GET", "/work?owner=ana"),
+                ("DELETE", "/work?owner=ana"),
+            ):
+                refused = self.ask(owned, name, method, path)
+                assert (refused.status_code, refused.json()["code"]) == (403, "insufficient_scope")
+        assert self.ask(owned, "ana", "GET", "/work?owner=ana").status_code == 200
+        seen = self.ask(owned, "boss", "GET", "/work?owner=ana").json()["facts"]
+        assert [fact["text"] for fact in seen] == ["I am ana at work"]
+        assert self.ask(owned, "boss", "DELETE", "/work?owner=ana").json() == {"deleted": 1}
+        assert self.ask(owned, "boss", "GET", "?owner=anonymous").status_code == 200
+
+
+def test_facts_outlive_a_restart_and_memory_can_be_off(tmp_path: Path) -> None:
+    path = tmp_path / "kiln.db"
+    with serving(create_app(settings(path))) as running:
+        assert write(running, "The user likes tea").status_code == 201
+    with serving(create_app(settings(path))) as running:
+        assert texts(running, q="tea") == ["The user likes tea"]
+    with serving(create_app(settings(path, store__memory=False))) as running:
+        refused = running.client.get(f"{URL}/home")
+        assert (refused.status_code, refused.json()["code"]) == (403, "memory_off")
+
+
+def test_a_store_that_fails_is_a_503(tmp_path: Path) -> None:
+    path = tmp_path / "kiln.db"
+    with serving(create_app(settings_of(store__path=str(path)))) as running:
+        path.write_text("this is no database\n" * 100)
+        refused = running.client.get(f"{URL}/home")
+        assert (refused.status_code, refused.json()["code"]) == (503, "store_failed")
+        assert running.client.get("/health").status_code == 200
