@@ -339,7 +339,7 @@ class McpServerSettings:
         None, "Headers sent to that address, a table of texts; never shown.", secret=True
     )
     timeout_s: float = _setting(
-        10.0, "Seconds that the server may take to start and to list its tools.", above=0, high=3600
+        30.0, "Seconds that the server may take to start and to list its tools.", above=0, high=3600
     )
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from kiln.tools.fetch import FetchLimits, FetchPage
 from kiln.tools.policy import Policy
 from kiln.tools.search import Ddgs, SearchProvider, SearXNG, WebSearch
 from kiln.tools.tool import ServerTool
-from kiln.tools.toolbox import Toolbox
+from kiln.tools.toolbox import Toolbox, ToolServer
 from kiln.tools.units import ConvertUnits
 
 NO_SEARCH = "The tool 'web_search' is not set up: the server's setting tools.search_provider is unset."
@@ -25,6 +25,7 @@ def toolbox_from(settings: Settings) -> Toolbox:
         tools.append(WebSearch(provider, configured.search_results))
     return Toolbox(
         tools,
+        servers=_tool_servers(settings),
         policy=Policy(configured.allow, configured.deny),
         timeout_s=configured.timeout_s,
         max_output_chars=configured.max_output_chars,
@@ -36,3 +37,12 @@ def _search_provider(settings: ToolsSettings) -> SearchProvider | None:
     if settings.searxng_url is not None:
         return SearXNG(settings.searxng_url, timeout_s=settings.timeout_s)
     return Ddgs(timeout_s=settings.timeout_s) if settings.search_provider == "ddgs" else None
+
+
+def _tool_servers(settings: Settings) -> list[ToolServer]:
+    if not settings.mcp:
+        return []
+    # Importing the protocol's library takes a second that others need not wait.
+    from kiln.tools.mcp_server import McpServer
+
+    return [McpServer(name, server) for name, server in settings.mcp.items()]

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from kiln.tools.policy import Policy
@@ -89,7 +89,7 @@ class Toolbox:
         began = time.monotonic()
         tool = await self._find(name)
         if isinstance(tool, Outcome):
-            return tool
+            return replace(tool, seconds=time.monotonic() - began)
         result = await self._run_bounded(tool, arguments)
         status: Status = "error" if result.is_error else "done"
         text = bounded_text(result.text, self._max_output_chars)
