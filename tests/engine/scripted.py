@@ -61,6 +61,7 @@ class ScriptedRunner:
         self.kv_cells = kv_cells
         self.max_rows = max_rows
         self.can_share = can_share
+        self.exact_drafts = can_share
         # What the cache really holds; fewer cells than it says make it raise KVExhausted.
         self.cells = kv_cells if cells is None else cells
         self.scripts: Mapping[int, Script] = {script.prompt[0]: script for script in scripts}
@@ -114,6 +115,13 @@ class ScriptedRunner:
         self.threads.add(threading.get_ident())
         self.dead |= {cell for cell, _ in self.kv.pop(sequence, [])}
         self.made_with.pop(sequence, None)
+
+    def trim(self, sequence: int, length: int) -> None:
+        self.threads.add(threading.get_ident())
+        held = self.kv[sequence]
+        assert length <= len(held)
+        self.dead |= {cell for cell, _ in held[length:]}
+        del held[length:]
 
     def collect(self) -> None:
         self.threads.add(threading.get_ident())
@@ -179,7 +187,8 @@ class ScriptedRunner:
         script = self.scripts[held[0]]
         text = (*script.prompt, *script.says)
         logits = np.zeros(self.n_vocab, np.float32)
-        logits[text[len(held)]] = 1.0
+        # Behind a draft that runs past the script it has nothing to say.
+        logits[text[min(len(held), len(text) - 1)]] = 1.0
         return logits
 
 

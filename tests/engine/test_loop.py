@@ -9,10 +9,12 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from kiln.core.budgets import Outcome, Trigger
 from kiln.core.errors import (
@@ -780,6 +782,85 @@ async def test_the_form_of_a_set_of_adapters_does_not_matter() -> None:
         assert engine.stats().adapter_switches == 1
     assert {call.adapters for call in runner.calls} == {(a, AdapterUse("b", 0.5))}
     assert max(len(call.chunks) for call in runner.calls) == 2
+
+
+# Speculation.
+
+
+REPETITIVE = Script((3, *[20, 21, 22, 23, 24, 25] * 3), tuple([20, 21, 22, 23, 24, 25] * 5))
+
+
+async def test_drafts_save_calls_and_change_no_token() -> None:
+    async def run(draft_tokens: int, **rest: Any) -> tuple[list[TokenEvent], int, tuple[int, int]]:
+        runner = ScriptedRunner([REPETITIVE], kv_cells=256)
+        async with serving(runner, parallel=2, draft_tokens=draft_tokens) as engine:
+            heard = await hear(engine.submit(ask(REPETITIVE, **rest)))
+            stats = engine.stats()
+        return heard.tokens, len(runner.calls), (stats.tokens_drafted, stats.drafts_accepted)
+
+    plain, calls, _ = await run(0)
+    drafted, fewer, (count, accepted) = await run(8)
+    assert [t.token_id for t in drafted] == [t.token_id for t in plain] == list(REPETITIVE.says)
+    assert (calls, fewer) == (30, 6)
+    assert count == accepted == 24
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 7, 8, 29])
+async def test_drafts_stop_at_max_tokens(max_tokens: int) -> None:
+    async with serving(ScriptedRunner([REPETITIVE]), draft_tokens=8) as engine:
+        heard = await hear(engine.submit(ask(REPETITIVE, max_tokens)))
+    assert (heard.ids, heard.reason) == (list(REPETITIVE.says[:max_tokens]), FinishReason.LENGTH)
+
+
+async def test_an_end_of_sequence_within_a_draft_ends() -> None:
+    # The prompt holds the end token in its middle, so it is drafted.
+    ends = Script((3, *[20, 21, 22, EOS, 24, 25] * 3), (20, 21, 22, EOS, 24, 25))
+    runner = ScriptedRunner([ends])
+    async with serving(runner, parallel=2, draft_tokens=8) as engine:
+        heard = await hear(engine.submit(ask(ends)))
+        assert (heard.ids, heard.reason) == ([20, 21, 22, EOS], FinishReason.STOP)
+        assert max(call.rows for call in runner.calls[1:]) > 1
+        # Its KV is kept as a prefix, without what was computed behind the end.
+        assert [token for _, token in runner.kv[0]] == [*ends.prompt, *heard.ids[:-1]][: len(runner.kv[0])]
+        follows = Script((*ends.prompt, 20, 21, 22, 30), (40, 41))
+        runner.scripts = {3: follows}
+        again = await hear(engine.submit(ask(follows)))
+    assert again.ids == [40, 41]
+    assert again.end is not None and again.end.cached_tokens >= len(ends.prompt)
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_drafts_change_no_draw_and_no_label(seed: int) -> None:
+    s = Script((3, *[3, 4, 5, 6, 7, 8] * 3), ())
+    gate = GateLimits(12, None, 40)
+    options: dict[str, Any] = {
+        "eos_ids": frozenset(),
+        "gate": gate,
+        "seed": seed,
+        "sampling": SamplingParams(temperature=1.0, top_k=2, top_p=1.0),
+        "top_logprobs": 1,
+    }
+
+    class Rambling(ScriptedRunner):
+        def _answer(self, held: Sequence[int]) -> NDArray[np.float32]:
+            # Mostly one up in a ring of six, sometimes elsewhere: drafts are often right and often wrong.
+            logits = np.zeros(self.n_vocab, np.float32)
+            logits[3 + (held[-1] - 2) % 6] = 2.0 if held[-1] % 2 else 6.0
+            logits[3 + (held[-1] + 1) % 6] = 1.0
+            return logits
+
+    async def run(draft_tokens: int) -> tuple[list[tuple[Any, ...]], Outcome, int]:
+        async with serving(Rambling([s], kv_cells=512), parallel=2, draft_tokens=draft_tokens) as engine:
+            heard = await hear(engine.submit(ask(s, 40, **options)))
+            tokens = [(t.token_id, t.source, t.logprob, t.score) for t in heard.tokens]
+            return tokens, replace(heard.outcome, thinking_time_ms=0), engine.stats().tokens_drafted
+
+    plain, outcome, none = await run(0)
+    drafted, same_outcome, some = await run(6)
+    assert drafted == plain
+    assert same_outcome == outcome
+    assert outcome.trigger is Trigger.TOKENS and outcome.thinking_tokens == 12
+    assert (none, some > 0) == (0, True)
 
 
 # Scoring.

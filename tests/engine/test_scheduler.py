@@ -11,10 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kiln.core.sampling import SamplingParams
 from kiln.core.tokens import FinishReason, Source
-from kiln.engine.ports import AdapterUse, GenerationRequest, adapter_set
+from kiln.engine.ports import AdapterUse, Chunk, GenerationRequest, adapter_set
 from kiln.engine.schedule.plan import Limits, Pick, PlannedCall
 from kiln.engine.schedule.scheduler import Scheduler
 from kiln.engine.sequence import Sequence
+from kiln.engine.speculation import Drafter
 
 from .cells import CellPool
 
@@ -48,6 +49,8 @@ def limits(
     max_rows: int = 64,
     can_share: bool = True,
     turn_steps: int = 4,
+    draft_rows: int = 0,
+    exact_drafts: bool = True,
 ) -> Limits:
     return Limits(
         running=running,
@@ -58,7 +61,29 @@ def limits(
         max_rows=max_rows,
         can_share=can_share,
         turn_steps=turn_steps,
+        draft_rows=draft_rows,
+        exact_drafts=exact_drafts,
     )
+
+
+class PretendDrafter(Drafter):
+    """Knows what will be said, and is wrong at every place that `wrong` divides."""
+
+    def __init__(self, prompt: SequenceOf[int], max_tokens: int, wrong: int) -> None:
+        self.text = expected_tokens(prompt, max_tokens)
+        self.at = len(prompt)
+        self.wrong = wrong
+        self.judged: list[tuple[int, int]] = []
+
+    def record(self, token: int) -> None:
+        self.at += 1
+
+    def judge(self, drafted: int, accepted: int) -> None:
+        self.judged.append((drafted, accepted))
+
+    def propose(self, most: int) -> list[int]:
+        draft = self.text[self.at : self.at + min(most, 4)]
+        return [-1 if place % self.wrong == 0 else token for place, token in enumerate(draft, self.at)]
 
 
 class World:
@@ -86,8 +111,9 @@ class World:
         exact: bool = False,
         priority: bool = False,
         adapters: str = "",
+        drafts_wrong: int | None = None,
     ) -> Sequence:
-        """`adapters` are paths of one letter each."""
+        """`adapters` are paths of one letter each; every `drafts_wrong`-th place of drafts is wrong."""
         key = len(self.submitted)
         request = GenerationRequest(
             tuple(prompt),
@@ -100,6 +126,8 @@ class World:
             scope=adapters,
         )
         sequence = Sequence(key, request, None, 0.0)
+        if drafts_wrong is not None:
+            sequence.drafter = PretendDrafter(prompt, max_tokens, drafts_wrong)
         self.submitted.append(sequence)
         self.scheduler.add(sequence)
         return sequence
@@ -145,10 +173,13 @@ class World:
         self.admitted += [a.sequence for a in step.admitted if a.sequence not in self.admitted]
         decoding = {s.key for planned in step.decode for s in planned.rows}
         for planned in step.decode:
-            assert all(len(chunk.tokens) == 1 and chunk.logits == "last" for chunk in planned.call.chunks)
+            for chunk in planned.call.chunks:
+                assert chunk.logits == ("last" if len(chunk.tokens) == 1 else "all")
             assert all(sequence.is_decoding for sequence in planned.rows)
             assert planned.call.rows <= 63
             self.compute(planned)
+        drafted = sum(planned.call.rows - len(planned.rows) for planned in step.decode)
+        assert drafted == 0 or drafted + len(decoding) <= self.limits.draft_rows
         budget = self.limits.stall_tokens if decoding else self.limits.step_tokens
         assert sum(planned.call.rows for planned in step.prefill) <= min(budget, self.limits.max_rows)
         # Adapters hold for a whole call; a turn is a whole step.
@@ -173,8 +204,9 @@ class World:
             assert chunk.start == len(held)
             assert len(chunk.tokens) > 0
             held.extend((next(cells), t, sequence.scope, call.exact) for t in chunk.tokens)
-            assert [token for _, token, _, _ in held] == sequence.tokens[: len(held)]
-            assert (chunk.logits == "last") is (len(held) == len(sequence.tokens))
+            known = [*sequence.tokens, *chunk.tokens[1:]] if sequence.is_decoding else sequence.tokens
+            assert [token for _, token, _, _ in held] == known[: len(held)]
+            assert (chunk.logits != "none") is (len(held) >= len(sequence.tokens))
             assert all(scope == sequence.scope for _, _, scope, _ in held)
             if sequence.exact:
                 assert all(exact for _, _, _, exact in held), "an exact request over inexact KV"
@@ -183,11 +215,28 @@ class World:
         assert self.cells_held() <= self.limits.kv_cells
         self.scheduler.apply(planned)
         for chunk, sequence in zip(call.chunks, rows, strict=True):
-            if chunk.logits == "last":
-                token = next_token([token for _, token, _, _ in self.kv[chunk.sequence]])
-                if self.scheduler.accept(sequence, Pick(token, Source.SAMPLED, 0.0), 0.0) is not None:
-                    self.drop(self.scheduler.finish(sequence))
-                    self.finished.append(sequence)
+            if chunk.logits != "none":
+                self.pick(sequence, chunk)
+
+    def pick(self, sequence: Sequence, chunk: Chunk) -> None:
+        """What the loop does with the logits of a chunk."""
+        context = [token for _, token, _, _ in self.kv[chunk.sequence]]
+        draft = [] if chunk.logits == "last" else list(chunk.tokens[1:])
+        reason, picked = None, 0
+        for drafted in (*draft, None):
+            token = next_token(context[: len(context) - len(draft) + picked])
+            reason = self.scheduler.accept(sequence, Pick(token, Source.SAMPLED, 0.0), 0.0)
+            picked += 1
+            if reason is not None or token != drafted:
+                break
+        if draft:
+            length = self.scheduler.settle(sequence, chunk, picked)
+            held = self.kv[chunk.sequence]
+            self.dead |= {cell for cell, _, _, _ in held[length:]}
+            del held[length:]
+        if reason is not None:
+            self.drop(self.scheduler.finish(sequence))
+            self.finished.append(sequence)
 
     def cells_held(self) -> int:
         return len({cell for held in self.kv.values() for cell, _, _, _ in held})
@@ -245,6 +294,8 @@ def all_limits(draw: st.DrawFn) -> Limits:
         max_rows=draw(st.integers(max(running, 2), 40)),
         can_share=draw(st.booleans()),
         turn_steps=draw(st.integers(1, 5)),
+        draft_rows=draw(st.just(0) | st.integers(2, 20)),
+        exact_drafts=draw(st.booleans()),
     )
 
 
@@ -265,6 +316,7 @@ def add_any(world: World, data: st.DataObject) -> None:
         exact=data.draw(st.booleans()),
         priority=data.draw(st.booleans()),
         adapters=data.draw(st.sampled_from(["", "", "a", "b", "ab"])),
+        drafts_wrong=data.draw(st.none() | st.integers(1, 9)),
     )
 
 
@@ -484,6 +536,51 @@ def test_places_are_given_in_the_order_of_the_line_whatever_the_adapters() -> No
         world.add([100 + key], 2 + key % 3, adapters="a" if key == 3 else "")
     world.finish()
     assert [s.key for s in world.admitted] == list(range(8))
+
+
+def test_right_drafts_save_steps_and_wrong_ones_cost_none() -> None:
+    def steps(wrong: int | None) -> int:
+        world = World(limits(kv_cells=256, draft_rows=8))
+        world.add([1, 2], 41, drafts_wrong=wrong)
+        count = 0
+        while world.live:
+            world.step()
+            count += 1
+        return count
+
+    # The first token comes with the prompt; then five a step: the row's own and four drafted ones.
+    assert (steps(None), steps(1_000), steps(1)) == (41, 9, 41)
+
+
+def test_drafts_share_the_rows_that_are_left() -> None:
+    world = World(limits(running=3, kv_cells=256, draft_rows=8))
+    for token in (10, 20, 30):
+        world.add([token, token], 40, drafts_wrong=1_000)
+    world.step()
+    (planned,) = world.scheduler.schedule().decode
+    assert [len(chunk.tokens) for chunk in planned.call.chunks] == [3, 3, 2]
+
+
+def test_no_drafts_beside_exact_rows_unless_they_are_proven() -> None:
+    for proven in (True, False):
+        world = World(limits(running=2, kv_cells=256, draft_rows=8, exact_drafts=proven))
+        world.add([1, 2], 40, exact=True, drafts_wrong=1_000)
+        world.add([3, 4], 40, drafts_wrong=1_000)
+        world.step()
+        (planned,) = world.scheduler.schedule().decode
+        assert (planned.call.rows > 2) is proven
+
+
+def test_no_drafts_in_a_cache_that_is_nearly_full() -> None:
+    world = World(limits(kv_cells=64, draft_rows=8))
+    world.add([1] * 50, 14, drafts_wrong=1_000)
+    rows = []
+    while world.live:
+        rows += [planned.call.rows for planned in world.scheduler.schedule().decode]
+        world.step()
+    assert max(rows) > 1
+    assert rows[-1] == 1
+    world.finish()
 
 
 def test_a_long_prompt_of_one_group_does_not_stop_the_others() -> None:

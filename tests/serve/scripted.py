@@ -98,7 +98,7 @@ class ScriptedRunner:
         self.sequences = stage.settings.engine.parallel
         self.kv_cells = KV_CELLS
         self.max_rows = 2048
-        self.can_share = False
+        self.can_share = self.exact_drafts = False
         # Where each sequence's completion begins.
         self._begins: dict[int, int] = {}
         self._scripts: dict[int, list[Beat] | None] = {}
@@ -122,6 +122,9 @@ class ScriptedRunner:
 
     def drop(self, sequence: int) -> None:
         self._begins.pop(sequence, None)
+
+    def trim(self, sequence: int, length: int) -> None:
+        raise AssertionError("nothing can be trimmed")
 
     def collect(self) -> None:
         pass

@@ -185,11 +185,6 @@ class LlamaModel:
         return info.decode()
 
     @property
-    def is_quantized(self) -> bool:
-        """Whether the weights are in blocks (general.file_type; F32, F16 and BF16 are 0, 1 and 32)."""
-        return self.metadata.get("general.file_type") not in ("0", "1", "32")
-
-    @property
     def memory_can_be_cut(self) -> bool:
         """Whether KV entries can be copied and dropped token by token; recurrent layers cannot."""
         return not (
@@ -281,7 +276,6 @@ class LlamaRunner:
         self.kv_cells = kv_cells
         self.max_rows = MAX_ROWS
         self.can_share = model.memory_can_be_cut
-        self._needs_pairs = not model.is_quantized
         self._pointer = native.llama_init_from_model(model.pointer, params)
         if not self._pointer:
             reason = "; ".join(_recent_errors) or "not enough memory?"
@@ -293,12 +287,11 @@ class LlamaRunner:
         self._batch = _Batch(MAX_ROWS + 1)
         self._adapters = AdapterShelf(model.pointer, self._pointer, most=adapters, errors=_recent_errors)
         self._exactness = prove_exactness(self)
+        self.exact_drafts = self._exactness.holds and self._exactness.with_drafts
 
     def execute(self, call: ModelCall) -> NDArray[np.float32]:
         self._adapters.use(call.adapters)
-        # The matrices of an adapter are not quantized, whatever the model's are.
-        needs_pairs = self._needs_pairs or bool(call.adapters)
-        pad = self._padding if call.exact and needs_pairs else None
+        pad = self._padding if call.exact else None
         wanted, outputs, padded = self._batch.fill(call, pad)
         status = native.llama_decode(self._pointer, self._batch.struct)
         if padded:
@@ -323,6 +316,10 @@ class LlamaRunner:
             native.llama_memory_seq_cp(self._memory, sequence, self._dead, -1, -1)
         native.llama_memory_seq_rm(self._memory, sequence, -1, -1)
 
+    def trim(self, sequence: int, length: int) -> None:
+        native.llama_memory_seq_cp(self._memory, sequence, self._dead, length, -1)
+        native.llama_memory_seq_rm(self._memory, sequence, length, -1)
+
     def collect(self) -> None:
         native.llama_memory_seq_rm(self._memory, self._dead, -1, -1)
 
@@ -333,7 +330,11 @@ class LlamaRunner:
         return {
             "backend": "llama.cpp",
             "prefix_cache": self.can_share,
-            "exactness": {"proven": self._exactness.holds, "detail": self._exactness.detail},
+            "exactness": {
+                "proven": self._exactness.holds,
+                "detail": self._exactness.detail,
+                "with_drafts": self.exact_drafts,
+            },
         }
 
     def close(self) -> None:
@@ -369,8 +370,9 @@ class _Batch:
     def fill(self, call: ModelCall, pad: int | None) -> tuple[NDArray[np.int64], int, bool]:
         """Write the call's rows. Returns which outputs are wanted, how many there are, and if one row pads.
 
-        With `pad` (a spare sequence) rows and outputs are at least two: unquantized weights take
-        another kernel for a single row, also for the single output row of a longer call.
+        With `pad` (a spare sequence) rows and outputs are at least two. Unquantized matrices, also those
+        of adapters, take another kernel for a single row, and for the single output row of a longer call;
+        attention of a single row adds in another order once 512 cells are in use.
         """
         row = 0
         for chunk in call.chunks:

@@ -176,6 +176,7 @@ def _inline_engine(
         stall_tokens=limits.stall_tokens,
         retain_tokens=limits.retain_tokens,
         turn_steps=limits.turn_steps,
+        draft_tokens=limits.draft_tokens,
         max_queue=settings.engine.max_queue,
         grammars=model.grammars,
         on_stopped=llama.close,
@@ -296,6 +297,7 @@ def _engine_limits(settings: Settings) -> EngineLimits:
         engine.stall_tokens,
         engine.retain_tokens,
         engine.adapter_turn_steps,
+        engine.speculation_tokens if engine.speculation else 0,
     )
 
 

@@ -201,6 +201,11 @@ class EngineSettings:
     adapters_loaded: int = _setting(
         8, "Adapters kept in memory; the least recently used one beyond that is dropped.", low=1
     )
+    speculation: bool = _setting(
+        False,
+        "Draft tokens by looking up what followed before; answers are the same, repetitive ones come faster.",
+    )
+    speculation_tokens: int = _setting(8, "Tokens drafted at once for one request at most.", low=1, high=32)
     exact: str = _setting(
         "auto",
         "Which requests are computed exactly: `auto` those with a seed and those that need it.",

@@ -26,8 +26,8 @@ class BatchingEngine(EngineFrontend):
     At most `parallel` sequences run at once; the runner's other sequences retain prefixes. A step
     computes at most `step_tokens` prompt tokens, `stall_tokens` while others decode. `pieces[i]` are
     the bytes of token i, for the thinking gate. Sequences with equal adapters get `turn_steps` steps in
-    a row while others wait. Without `grammars` constrained requests fail. `on_stopped` runs after the
-    runner is closed.
+    a row while others wait; at most `draft_tokens` are drafted at once for each. Without `grammars`
+    constrained requests fail. `on_stopped` runs after the runner is closed.
     """
 
     def __init__(
@@ -41,11 +41,12 @@ class BatchingEngine(EngineFrontend):
         stall_tokens: int = 128,
         retain_tokens: int = 4096,
         turn_steps: int = 4,
+        draft_tokens: int = 0,
         max_queue: int = 256,
         grammars: GrammarCompiler | None = None,
         on_stopped: Callable[[], None] = lambda: None,
     ) -> None:
-        limits = EngineLimits(parallel, step_tokens, stall_tokens, retain_tokens, turn_steps)
+        limits = EngineLimits(parallel, step_tokens, stall_tokens, retain_tokens, turn_steps, draft_tokens)
         super().__init__(context_length=context_length, limits=limits, max_queue=max_queue)
         self._make_runner = make_runner
         self._pieces = pieces

@@ -40,10 +40,11 @@ class StepReport:
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
     """`parallel` sequences at once; prompt tokens a step, and while others decode; tokens retained;
-    steps in a row for sequences with the same adapters."""
+    steps in a row for sequences with the same adapters; tokens drafted at once for a sequence."""
 
     parallel: int
     step_tokens: int = 512
     stall_tokens: int = 128
     retain_tokens: int = 4096
     turn_steps: int = 4
+    draft_tokens: int = 0

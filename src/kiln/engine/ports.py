@@ -185,6 +185,8 @@ class EngineStats:
     prompt_tokens_cached: int = 0
     preemptions: int = 0
     adapter_switches: int = 0
+    tokens_drafted: int = 0
+    drafts_accepted: int = 0
 
 
 class Engine(Protocol):
@@ -237,7 +239,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """One call of the model: either one-token decode chunks or prefill chunks, never both.
+    """One call of the model: either decode chunks, of one token and its draft, or prefill chunks.
 
     An `exact` call has at most 63 rows, and its results do not depend on which rows they are.
     All rows are computed with `adapters`, in the form that `adapter_set` gives.
@@ -269,7 +271,8 @@ class ModelRunner(Protocol):
     """Runs model calls. Owned by one thread; every method is called on it.
 
     `sequences` is how many sequences may be resident, `kv_cells` how many tokens in all,
-    `max_rows` the most rows one call may have. `can_share` says whether prefixes can be copied.
+    `max_rows` the most rows one call may have. `can_share` says whether prefixes can be copied and
+    trimmed, `exact_drafts` whether exact rows keep their bits when drafts are verified and trimmed.
     """
 
     n_vocab: int
@@ -277,6 +280,7 @@ class ModelRunner(Protocol):
     kv_cells: int
     max_rows: int
     can_share: bool
+    exact_drafts: bool
 
     def execute(self, call: ModelCall) -> NDArray[np.float32]:
         """Run a call. Returns logits, shape (wanted rows, n_vocab), in chunk order.
@@ -288,6 +292,10 @@ class ModelRunner(Protocol):
 
     def drop(self, sequence: int) -> None:
         """Empty a sequence. Its cells stay taken until `collect`, so that the order of cells is kept."""
+        ...
+
+    def trim(self, sequence: int, length: int) -> None:
+        """Drop what a sequence holds behind its first `length` tokens. The cells stay taken likewise."""
         ...
 
     def collect(self) -> None:

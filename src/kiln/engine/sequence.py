@@ -12,6 +12,7 @@ from kiln.core.tokens import FinishReason
 from kiln.engine.grammar import GrammarState
 from kiln.engine.ports import GenerationEnd, GenerationRequest, Timings, adapter_set
 from kiln.engine.sampler import SequenceSampler
+from kiln.engine.speculation import Drafter
 from kiln.thinking.gate import ThinkingGate
 
 
@@ -29,6 +30,7 @@ class Sequence:
         "cached_tokens",
         "computed",
         "decode_s",
+        "drafter",
         "first_token",
         "gate",
         "grammar",
@@ -45,7 +47,16 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, key: int, request: GenerationRequest, gate: ThinkingGate | None, submitted: float):
+    def __init__(
+        self,
+        key: int,
+        request: GenerationRequest,
+        gate: ThinkingGate | None,
+        submitted: float,
+        *,
+        draft_tokens: int = 0,
+    ) -> None:
+        """With `draft_tokens` that many tokens may be drafted at once."""
         self.key = key
         self.request = request
         self.gate = gate
@@ -54,6 +65,8 @@ class Sequence:
         self.grammar: GrammarState | None = None
         self.sampler = SequenceSampler(request)
         self.tokens = list(request.prompt_ids)
+        can_draft = draft_tokens > 0 and request.scores is None
+        self.drafter = Drafter(self.tokens, most=draft_tokens) if can_draft else None
         self._prompt = np.asarray(self.tokens, np.int32)
         self.prompt_length = len(self.tokens)
         self.computed = 0
@@ -73,6 +86,20 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         return self.generated > 0 and len(self.tokens) - self.computed == 1
+
+    def record(self, token: int) -> None:
+        """Note a token that was placed after the others."""
+        self.tokens.append(token)
+        self.sampler.record(token)
+        if self.drafter is not None:
+            self.drafter.record(token)
+
+    def propose(self, most: int) -> list[int]:
+        """Tokens, at most `most`, that may come next and would be wanted. Changes nothing."""
+        if self.drafter is None or (self.gate is not None and self.gate.next_forced is not None):
+            return []
+        # The last token that is allowed needs no successor.
+        return self.drafter.propose(min(most, self.request.max_tokens - self.generated - 1))
 
     @property
     def ids(self) -> NDArray[np.int32]:

@@ -38,6 +38,9 @@ from kiln.thinking.gate import ThinkingGate
 
 log = logging.getLogger(__name__)
 
+# Decode calls of more rows take no drafts: beyond that a row costs as much as a call that it might save.
+DRAFT_ROWS = 16
+
 Publish = Callable[[StepReport], None]
 # Commands, and what the compiling threads say, in one line: either wakes an idle worker.
 Inbox = queue.SimpleQueue[Command | GrammarReady | None]
@@ -56,6 +59,8 @@ class EngineWorker:
     ) -> None:
         self._runner = runner
         self._pieces = pieces
+        # What cannot be trimmed cannot take a draft back.
+        self._draft_tokens = limits.draft_tokens if runner.can_share else 0
         self._publish = publish
         self._scheduler = Scheduler(
             Limits(
@@ -68,6 +73,8 @@ class EngineWorker:
                 can_share=runner.can_share,
                 retain_tokens=limits.retain_tokens,
                 turn_steps=limits.turn_steps,
+                draft_rows=DRAFT_ROWS,
+                exact_drafts=runner.exact_drafts,
             )
         )
         self._sequences: dict[int, Sequence] = {}
@@ -79,6 +86,7 @@ class EngineWorker:
         self._admitted: list[int] = []
         self._times = StepTimes()
         self._refused = False
+        self._drafted = self._accepted = 0
         self._steps = self._computed = self._cached = self._preemptions = 0
 
     def run(self, commands: Inbox) -> None:
@@ -127,7 +135,7 @@ class EngineWorker:
         gate = None
         if request.thinking is not None:
             gate = ThinkingGate(request.thinking.close, request.thinking.limits, self._pieces)
-        sequence = Sequence(submit.key, request, gate, submit.submitted)
+        sequence = Sequence(submit.key, request, gate, submit.submitted, draft_tokens=self._draft_tokens)
         self._sequences[submit.key] = sequence
         if request.grammar is None:
             self._scheduler.add(sequence)
@@ -209,7 +217,7 @@ class EngineWorker:
             if sequence.request.scores is not None:
                 self._score(sequence, chunk, rows, sequence.request.scores)
             elif chunk.outputs:
-                self._pick(sequence, rows[0], now)
+                self._go_on(sequence, chunk, rows, now)
         self._times.sampling_s += time.monotonic() - now
         return True
 
@@ -223,25 +231,45 @@ class EngineWorker:
             for sequence in set(rows):
                 sequence.prefill_s += seconds
 
-    def _pick(self, sequence: Sequence, logits: NDArray[np.float32], now: float) -> None:
+    def _go_on(self, sequence: Sequence, chunk: Chunk, rows: NDArray[np.float32], now: float) -> None:
+        """Pick the next token, and those after it for as long as the draft is what is picked."""
+        draft = chunk.tokens[1:] if len(rows) > 1 else ()
+        reason, error, picked = None, None, 0
+        started = time.monotonic()
+        for logits, drafted in zip(rows, (*draft, None), strict=True):
+            try:
+                token, reason = self._pick(sequence, logits, now)
+            except KilnError as failure:
+                reason, error = FinishReason.ERROR, failure
+                break
+            picked += 1
+            if reason is not None or token != drafted:
+                break
+        sequence.sampling_s += time.monotonic() - started
+        if draft:
+            self._drafted += len(draft)
+            self._accepted += max(picked - 1, 0)
+            assert sequence.slot is not None
+            self._runner.trim(sequence.slot, self._scheduler.settle(sequence, chunk, max(picked, 1)))
+        if reason is not None:
+            self._end(sequence, reason, error)
+
+    def _pick(
+        self, sequence: Sequence, logits: NDArray[np.float32], now: float
+    ) -> tuple[int, FinishReason | None]:
+        """Pick one token, and say why the sequence ends with it if it does. Raises KilnError."""
         try:
             pick = _choose(sequence, logits, now)
-        except KilnError as error:
-            self._end(sequence, FinishReason.ERROR, error)
-            return
+        except KilnError:
+            raise
         except Exception:
             # A fault in one request's sampling must not cost the others anything.
             log.exception("sampling failed")
-            failure = InternalError("sampling failed for this request")
-            self._end(sequence, FinishReason.ERROR, failure)
-            return
+            raise InternalError("sampling failed for this request") from None
         top_k = sequence.request.top_logprobs
         score = None if top_k is None else score_position(logits, pick.token, top_k)
-        sequence.sampling_s += time.monotonic() - now
         self._post(sequence).tokens.append(TokenEvent(pick.token, pick.source, pick.logprob, now, score))
-        reason = self._scheduler.accept(sequence, pick, now)
-        if reason is not None:
-            self._end(sequence, reason)
+        return pick.token, self._scheduler.accept(sequence, pick, now)
 
     def _score(self, sequence: Sequence, chunk: Chunk, rows: NDArray[np.float32], spec: ScoreSpec) -> None:
         scores = self._post(sequence).scores
@@ -302,6 +330,8 @@ class EngineWorker:
             prompt_tokens_cached=self._cached,
             preemptions=self._preemptions,
             adapter_switches=scheduler.switches,
+            tokens_drafted=self._drafted,
+            drafts_accepted=self._accepted,
         )
         self._times.handed = time.monotonic()
         self._publish(StepReport(self._outbox, self._admitted, stats))

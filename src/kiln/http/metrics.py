@@ -188,6 +188,8 @@ class _Totals(Collector):
         totals = (
             ("kiln_engine_steps", "Engine steps.", stats.steps),
             ("kiln_preemptions", "Sequences preempted for want of KV cells.", stats.preemptions),
+            ("kiln_tokens_drafted", "Tokens drafted by speculation.", stats.tokens_drafted),
+            ("kiln_drafts_accepted", "Drafted tokens that were picked.", stats.drafts_accepted),
             ("kiln_adapter_switches", "Changes of the LoRA adapters in force.", stats.adapter_switches),
             ("kiln_prompt_tokens_computed", "Prompt tokens computed.", stats.prompt_tokens_computed),
             ("kiln_prompt_tokens_cached", "Prompt tokens from the prefix cache.", stats.prompt_tokens_cached),

@@ -16,12 +16,28 @@ EXACT_ROWS = 63
 Admitted = Mapping[int, Admission]
 
 
-def decode_calls(decoding: SequenceOf[Sequence]) -> list[PlannedCall]:
-    """Calls of decode rows only. All sequences use one set of adapters."""
-    return [
-        _call([(sequence, 1) for sequence in decoding[at : at + EXACT_ROWS]], {})
-        for at in range(0, len(decoding), EXACT_ROWS)
-    ]
+def decode_calls(decoding: SequenceOf[tuple[Sequence, list[int]]], max_rows: int) -> list[PlannedCall]:
+    """Calls of decode rows only, each sequence's draft behind its row. All use one set of adapters."""
+    calls: list[list[tuple[Sequence, list[int]]]] = []
+    rows = most = min(EXACT_ROWS, max_rows)
+    for sequence, draft in decoding:
+        rows += 1 + len(draft)
+        if rows > most:
+            calls.append([])
+            rows = 1 + len(draft)
+        calls[-1].append((sequence, draft))
+    return [_decode_call(pairs) for pairs in calls]
+
+
+def _decode_call(pairs: list[tuple[Sequence, list[int]]]) -> PlannedCall:
+    chunks = []
+    for sequence, draft in pairs:
+        assert sequence.slot is not None
+        row = [sequence.tokens[-1], *draft]
+        chunks.append(Chunk(sequence.slot, sequence.computed, row, "all" if draft else "last"))
+    sequences = tuple(sequence for sequence, _ in pairs)
+    exact = any(sequence.exact for sequence in sequences)
+    return PlannedCall(ModelCall(tuple(chunks), exact=exact, adapters=sequences[0].adapters), sequences)
 
 
 def prefill_calls(chunks: SequenceOf[tuple[Sequence, int]], admitted: Admitted) -> list[PlannedCall]:

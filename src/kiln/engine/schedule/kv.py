@@ -63,12 +63,17 @@ class KVLedger:
         self._references[shared] += 1
         self._held[target] = shared
 
+    def trim(self, slot: int, length: int) -> None:
+        """Take all cells but the first `length` from a slot; those that nobody else holds are dead."""
+        held = self._held[slot]
+        cut = held[length:]
+        del held[length:]
+        self._references[cut] -= 1
+        self._dead.extend(cell for cell in cut if self._references[cell] == 0)
+
     def release(self, slot: int) -> None:
         """Take all cells from a slot; those that nobody else holds are dead."""
-        held = self._held[slot]
-        self._references[held] -= 1
-        self._dead.extend(cell for cell in held if self._references[cell] == 0)
-        self._held[slot] = []
+        self.trim(slot, 0)
 
     def collect(self) -> None:
         """Free the dead cells. From now on cells are taken out of the order of positions."""

@@ -74,7 +74,8 @@ class Limits:
     `step_tokens` prompt tokens a step at most, `stall_tokens` while others decode. `can_share` is
     False where the model's memory cannot be copied or cut. At most `retain_tokens` are kept for requests
     that have ended: attention walks over every cell in use, also over those that nobody reads.
-    Groups of sequences with equal adapters take turns of `turn_steps` steps.
+    Groups of sequences with equal adapters take turns of `turn_steps` steps. Drafted tokens fill decode
+    calls up to `draft_rows` rows in all; next to exact rows only if the model's `exact_drafts` are exact.
     """
 
     running: int
@@ -86,3 +87,5 @@ class Limits:
     can_share: bool = True
     retain_tokens: int = 2**31
     turn_steps: int = 4
+    draft_rows: int = 0
+    exact_drafts: bool = True

@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from kiln.core.tokens import FinishReason, Source
-from kiln.engine.ports import AdapterSet, ModelCall
+from kiln.engine.ports import AdapterSet, Chunk, ModelCall
 from kiln.engine.schedule.admission import Admitter, Draft
 from kiln.engine.schedule.calls import decode_calls, prefill_calls
 from kiln.engine.schedule.kv import KVLedger
@@ -31,6 +31,8 @@ from kiln.engine.sequence import Sequence
 
 # Fewer dead cells than this are not worth a collection.
 COLLECT_CELLS = 1024
+# Nothing is drafted when less than one in so many cells is free.
+DRAFT_RESERVE = 8
 
 
 class Scheduler:
@@ -101,6 +103,8 @@ class Scheduler:
         free = self.ledger.free - len(decoding)
         if free < 0:
             return None
+        drafted = self._propose(decoding, free)
+        free -= sum(len(tokens) for _, tokens in drafted)
         # Those that decode in other groups wait for this step too.
         stalls = any(s.is_decoding for s in self.running)
         budget = self._limits.stall_tokens if stalls else self._limits.step_tokens
@@ -109,9 +113,22 @@ class Scheduler:
             if not sequence.is_decoding:
                 draft.free -= draft.add_chunk(sequence, len(sequence.tokens) - sequence.computed)
         self._admitter.admit(draft, self.running, self._free_slots)
-        draft.step.decode = decode_calls(decoding)
+        draft.step.decode = decode_calls(drafted, self._limits.max_rows)
         draft.step.prefill = prefill_calls(draft.chunks, {id(a.sequence): a for a in draft.step.admitted})
         return draft
+
+    def _propose(self, decoding: list[Sequence], free: int) -> list[tuple[Sequence, list[int]]]:
+        """What may follow each decoding sequence, as far as rows and cells go that nobody else needs."""
+        # Rejected cells are dead until a collection: no drafts where they would bring one about.
+        rows = min(self._limits.draft_rows - len(decoding), free - self.ledger.cells // DRAFT_RESERVE)
+        if not self._limits.exact_drafts and any(sequence.exact for sequence in decoding):
+            rows = 0
+        proposed = []
+        for left, sequence in zip(range(len(decoding), 0, -1), decoding, strict=True):
+            draft = sequence.propose(-(-rows // left)) if rows > 0 else []
+            rows -= len(draft)
+            proposed.append((sequence, draft))
+        return proposed
 
     def _may_collect(self) -> bool:
         """Whether dead cells are worth freeing now, at no cost: none belongs to the past of an exact one."""
@@ -198,8 +215,7 @@ class Scheduler:
 
     def accept(self, sequence: Sequence, pick: Pick, now: float) -> FinishReason | None:
         """Append a picked token. Returns why the sequence ends, or None if it goes on."""
-        sequence.tokens.append(pick.token)
-        sequence.sampler.record(pick.token)
+        sequence.record(pick.token)
         if sequence.first_token is None:
             sequence.first_token = now
         if pick.token in sequence.request.eos_ids and pick.source is Source.SAMPLED:
@@ -209,6 +225,17 @@ class Scheduler:
         if sequence.generated >= sequence.request.max_tokens:
             return FinishReason.LENGTH
         return None
+
+    def settle(self, sequence: Sequence, planned: Chunk, picked: int) -> int:
+        """Write how many tokens were picked from a drafted chunk. Returns how many of its slot are valid.
+
+        What the model computed behind a rejected token is dead.
+        """
+        assert sequence.slot is not None and sequence.drafter is not None
+        sequence.computed = planned.start + picked
+        self.ledger.trim(sequence.slot, sequence.computed)
+        sequence.drafter.judge(len(planned.tokens) - 1, picked - 1)
+        return sequence.computed
 
     def finish(self, sequence: Sequence) -> list[int]:
         """Take a sequence out, wherever it is; keep its KV as a prefix if it is worth it.
