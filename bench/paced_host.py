@@ -30,6 +30,7 @@ class PacedRunner:
 
     max_rows = 2048
     can_share = False
+    exact_drafts = False
 
     def __init__(self, n_vocab: int, token: int, sequences: int, kv_cells: int, step_s: float) -> None:
         self.n_vocab = n_vocab
@@ -52,6 +53,8 @@ class PacedRunner:
         return self._logits[: sum(chunk.outputs for chunk in call.chunks)]
 
     def drop(self, sequence: int) -> None: ...
+
+    def trim(self, sequence: int, length: int) -> None: ...
 
     def collect(self) -> None: ...
 
