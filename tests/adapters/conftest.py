@@ -13,7 +13,8 @@ from kiln.adapters.registry import AdapterRegistry
 from kiln.adapters.storage import Storage
 
 from .native import NativeModel
-from .samples import MODEL
+from .samples import MODEL, cheerful, scaled
+from .server import AdapterServer, adapter_server
 
 MakeRegistry = Callable[..., AdapterRegistry]
 
@@ -57,3 +58,13 @@ def make_registry(tmp_path: Path, base: BaseModel) -> Iterator[MakeRegistry]:
 @pytest.fixture
 def registry(make_registry: MakeRegistry) -> AdapterRegistry:
     return make_registry()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AdapterServer]:
+    """A server with the bundled adapter as `cheerful`, and one of half its delta as `calm`."""
+    saved = tmp_path_factory.mktemp("adapters") / "saved"
+    cheerful(saved / "cheerful")
+    scaled(saved / "calm", 0.5)
+    with adapter_server(saved) as running:
+        yield running

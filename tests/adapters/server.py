@@ -71,7 +71,7 @@ class AdapterServer:
 
 @contextmanager
 def adapter_server(saved: Path, **settings: Any) -> Iterator[AdapterServer]:
-    with model_api(model__adapter_dir=str(saved), **settings) as api:
+    with model_api(**{"model__adapter_dir": str(saved), **settings}) as api:
         yield AdapterServer(api, saved)
 
 

@@ -83,9 +83,14 @@ class AdapterRegistry:
 
     @property
     def storage(self) -> Storage:
+        self.check_served()
+        assert self._storage is not None
+        return self._storage
+
+    def check_served(self) -> None:
+        """Raises AdaptersNotServed where there is no directory that adapters could be saved in."""
         if self._storage is None:
             raise AdaptersNotServed("this server has no adapter directory")
-        return self._storage
 
     @property
     def default(self) -> str | None:

@@ -341,6 +341,10 @@ class EngineWorker:
 def _choose(sequence: Sequence, logits: NDArray[np.float32], now: float) -> Pick:
     """Sample, let the thinking gate replace what was sampled, and keep the answer to its grammar."""
     gate, grammar = sequence.gate, sequence.grammar
+    if sequence.request.adapters and not np.isfinite(logits).all():
+        raise AdapterUnusable(
+            "the model's output is no number with these adapters at these scales", hint="Use smaller scales."
+        )
     if gate is None or gate.is_done:
         token, logprob = sequence.sampler.pick(logits, None if grammar is None else grammar.allowed())
         if grammar is not None:

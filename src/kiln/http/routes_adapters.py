@@ -68,6 +68,7 @@ async def unload_adapter(request: Request) -> Response:
 async def upload_adapter(request: Request) -> Response:
     """POST /v1/adapters/upload: save a `.tar.gz`."""
     registry = _registry(request)
+    registry.check_served()
     async with _Form(request, registry.max_bytes) as form:
         name = form.get("name")
         archive = form.get("archive")
