@@ -9,6 +9,10 @@ hang            works, but its tool never answers and then nothing does
 die             works, but its tool ends the process
 invalid         works, but its tool answers with something that is no result
 names           works, and has tools with odd names
+endless-line    writes one line without end
+endless-lines   writes lines that are no messages, without end
+banner          works, after it has written some lines that are no messages
+parent          works, and its tool starts a process that outlives it, and tells its number
 changes         works, and its tool gets another description with every call, which it tells
 """
 
@@ -17,6 +21,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import Any
@@ -49,6 +54,9 @@ def call(request: dict[str, Any]) -> None:
     if request["params"]["name"] != "act" or BEHAVIOUR in ("names", "changes"):
         text = str(os.getpid()) if request["params"]["name"] == "pid" else request["params"]["name"]
         answer(request, {"content": [{"type": "text", "text": text}]})
+    elif BEHAVIOUR == "parent":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        answer(request, {"content": [{"type": "text", "text": str(child.pid)}]})
     elif BEHAVIOUR == "hang":
         time.sleep(600)
     elif BEHAVIOUR == "die":
@@ -85,6 +93,10 @@ def main() -> None:
             pass
         time.sleep(600 if BEHAVIOUR == "stubborn" else 0)
         return
+    while BEHAVIOUR.startswith("endless"):
+        sys.stdout.write("x" * 65536 if BEHAVIOUR == "endless-line" else "stray\n" * 10_000)
+    if BEHAVIOUR == "banner":
+        say("Welcome!\n\n{}")
     for line in sys.stdin:
         request = json.loads(line)
         if "id" in request:

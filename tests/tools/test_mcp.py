@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from mcp.client import stdio
 
 from kiln.core.settings import McpServerSettings, Settings, ToolsSettings
+from kiln.tools import mcp_stdio
 from kiln.tools.build import toolbox_from
 from kiln.tools.mcp_server import McpServer
 from kiln.tools.policy import Policy
@@ -35,8 +35,7 @@ def odd(behaviour: str, timeout_s: float = 60) -> McpServerSettings:
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers that do not end by themselves are killed sooner than in earnest."""
-    monkeypatch.setattr(stdio, "PROCESS_TERMINATION_TIMEOUT", 0.3)
-    monkeypatch.setattr(stdio, "FORCE_KILL_TIMEOUT", 0.3)
+    monkeypatch.setattr(mcp_stdio, "GRACE_S", 0.3)
 
 
 @pytest.fixture
@@ -137,6 +136,31 @@ async def test_one_that_was_killed_meanwhile_is_started_anew(box: Boxes) -> None
         # The call was written before the end of the server was read. It ends as an error, the next does not.
         second = await toolbox.run("it__pid", {})
     assert (second.status, second.text != first.text) == ("done", True)
+
+
+@pytest.mark.parametrize("behaviour", ["endless-line", "endless-lines"])
+async def test_one_that_floods_is_cut_off(
+    behaviour: str, box: Boxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_stdio, "LINE_BYTES", 1_000_000)
+    # The time to start is long: what ends it is the bound on what it writes.
+    outcome = await box(odd(behaviour, timeout_s=600)).run("it__act", {})
+    assert outcome.status == "error"
+    assert outcome.text.startswith("The tool server it cannot be used: ")
+
+
+async def test_stray_lines_are_passed_over(box: Boxes) -> None:
+    assert (await box(odd("banner")).run("it__pid", {})).status == "done"
+
+
+async def test_children_of_a_server_end_with_it(box: Boxes) -> None:
+    toolbox = box(odd("parent"))
+    child = int((await toolbox.run("it__act", {})).text)
+    assert is_running(child)
+    await toolbox.aclose()
+    # The child was the server's; whoever inherited it collects it.
+    while is_running(child) and "Z" not in Path(f"/proc/{child}/stat").read_text():
+        await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("behaviour", ["silent", "exit", "garbage", "nonsense"])

@@ -277,6 +277,7 @@ async def test_conversion_arguments_are_checked() -> None:
     result = await ConvertUnits().run({"value": 1, "from_unit": "km"})
     assert result.is_error
     assert "to_unit" in result.text
+    assert not (await ConvertUnits().run({"value": "1.5", "from_unit": "km", "to_unit": "m"})).is_error
     result = await ConvertUnits().run({"value": float("inf"), "from_unit": "km", "to_unit": "m"})
     assert result.is_error
 

@@ -21,6 +21,7 @@ from kiln.tools.addresses import Forbidden, GuardedNetwork
 from kiln.tools.tool import Arguments, Category, Source, ToolResult
 
 URL_CHARS = 2048
+CHILDREN = 4
 REDIRECTS = (301, 302, 303, 307, 308)
 HTML = ("text/html", "application/xhtml+xml")
 TEXT = ("application/json", "application/xml", "application/yaml", "application/javascript")
@@ -178,6 +179,8 @@ class FetchPage:
     def __init__(self, limits: FetchLimits, network: GuardedNetwork | None = None) -> None:
         self._limits = limits
         self._fetcher = Fetcher(limits, network)
+        # Each child that reads HTML takes some hundred megabytes.
+        self._children = asyncio.Semaphore(CHILDREN)
 
     async def run(self, arguments: dict[str, Any]) -> ToolResult:
         given = self._arguments.read(arguments)
@@ -197,6 +200,7 @@ class FetchPage:
         head = json.dumps({"charset": page.charset, "is_html": page.content_type in HTML})
         bounds = Bounds(limits.timeout_s, limits.max_memory_bytes, 8 * limits.max_bytes + 65_536)
         payload = head.encode() + b"\n" + page.content
-        output = await run_confined("kiln.tools.readable:extract", payload, bounds)
+        async with self._children:
+            output = await run_confined("kiln.tools.readable:extract", payload, bounds)
         answer = await asyncio.to_thread(json.loads, output)
         return answer["title"], answer["text"]

@@ -9,21 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any, TextIO, cast
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import anyio
 import httpx2
 import mcp_types as types
 from mcp.client.client import Client
-from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
 from kiln import __version__
 from kiln.core.settings import McpServerSettings
+from kiln.tools.mcp_stdio import run_program
 
 logger = logging.getLogger(__name__)
 # The library logs a traceback for every line of garbage; what matters of it is said here.
@@ -31,7 +30,7 @@ logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
 OURSELVES = types.Implementation(name="kiln", version=__version__)
 MOST_PAGES = 20
-# The library ends a process within about seven seconds, whatever that does.
+# A program is ended within about six seconds, whatever it does.
 END_SECONDS = 15.0
 
 
@@ -120,8 +119,12 @@ class Connection:
         try:
             with anyio.fail_after(self._settings.timeout_s) as start:
                 # A cache of the library's own would hide that a server is gone.
+                is_program = self._settings.command is not None
+                transport = (
+                    run_program(self._settings, self._note_end) if is_program else _reach(self._settings)
+                )
                 async with Client(
-                    self._watched(), client_info=OURSELVES, cache=None, message_handler=self._hear
+                    transport, client_info=OURSELVES, cache=None, message_handler=self._hear
                 ) as client:
                     start.deadline = math.inf
                     self._ready.set_result(client)
@@ -136,15 +139,14 @@ class Connection:
             if not self._ready.done():
                 self._ready.set_result(CannotConnect(failure))
 
+    def _transport(self) -> AbstractAsyncContextManager[Any]:
+        if self._settings.command is not None:
+            return run_program(self._settings, self._note_end)
+        return _reach(self._settings)
+
     async def _hear(self, message: Any) -> None:
         if isinstance(message, types.ToolListChangedNotification):
             self.tools_changed = True
-
-    @asynccontextmanager
-    async def _watched(self) -> AsyncIterator[Any]:
-        """The transport, whose end is noticed when it comes, not when the next call fails."""
-        async with _transport(self._settings) as (incoming, outgoing):
-            yield _Watched(incoming, self._note_end), outgoing
 
     def _note_end(self) -> None:
         self._has_ended = True
@@ -152,56 +154,9 @@ class Connection:
         self._stop.set()
 
 
-class _Watched:
-    """The stream of a server's messages; calls `ended` at its end."""
-
-    def __init__(self, stream: Any, ended: Any) -> None:
-        self._stream = stream
-        self._ended = ended
-
-    async def receive(self) -> Any:
-        try:
-            return await self._stream.receive()
-        except (anyio.EndOfStream, anyio.ClosedResourceError):
-            self._ended()
-            raise
-
-    def __aiter__(self) -> _Watched:
-        return self
-
-    async def __anext__(self) -> Any:
-        try:
-            return await self.receive()
-        except anyio.EndOfStream:
-            raise StopAsyncIteration from None
-
-    async def __aenter__(self) -> _Watched:
-        await self._stream.__aenter__()
-        return self
-
-    async def __aexit__(self, *error: Any) -> Any:
-        return await self._stream.__aexit__(*error)
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
 @asynccontextmanager
-async def _transport(settings: McpServerSettings) -> AsyncIterator[Any]:
-    if settings.command is not None:
-        program = StdioServerParameters(
-            command=settings.command,
-            args=list(settings.args),
-            env=None if settings.env is None else dict(settings.env),
-            cwd=settings.cwd,
-        )
-        # What it says on its standard error goes where kiln's own goes; None would mean the same.
-        async with stdio_client(program, errlog=cast(TextIO, sys.__stderr__)) as streams:
-            yield streams
-        return
+async def _reach(settings: McpServerSettings) -> AsyncIterator[Any]:
+    """The transport to a server at an address."""
     assert settings.url is not None
     # Calls may take long; the toolbox bounds them.
     timeout = httpx2.Timeout(settings.timeout_s, read=None)

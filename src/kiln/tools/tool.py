@@ -84,7 +84,8 @@ class Arguments(Generic[A]):
     def read(self, values: dict[str, Any]) -> A | ToolResult:
         """The arguments, or what is wrong with them in words for the model."""
         try:
-            return msgspec.convert(values, self._cls)
+            # Models put numbers into quotes now and then; that is understood.
+            return msgspec.convert(values, self._cls, strict=False)
         except msgspec.ValidationError as error:
             return ToolResult.failed(
                 f"The arguments do not fit: {error}. They are: {', '.join(self._names)}."
