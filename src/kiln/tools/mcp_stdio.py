@@ -38,7 +38,8 @@ Outgoing = MemoryObjectReceiveStream[SessionMessage]
 async def run_program(settings: McpServerSettings, ended: Callable[[], None]) -> AsyncIterator[Any]:
     """Start the program and give the streams of messages from it and to it.
 
-    `ended` is called when it says no more. Leaving ends the program and its children, whatever they do, in at most three times GRACE_S.
+    `ended` is called when it says no more. Leaving ends the program and its children, whatever they do,
+    in at most three times GRACE_S.
     """
     assert settings.command is not None
     process = await asyncio.create_subprocess_exec(
