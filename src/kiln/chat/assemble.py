@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from kiln.core.completion import (
     TokenLogprob,
     TokenScored,
     ToolCallDelta,
+    ToolCallPart,
 )
 from kiln.core.rollout import Rollout
 from kiln.core.tokens import FinishReason, TokenEvent
@@ -26,14 +27,19 @@ from kiln.text.detokenizer import Detokenizer
 from kiln.text.scanner import Channel, Scanner, Span
 from kiln.text.tool_calls import ToolCall
 from kiln.text.tool_calls.check import problem_of
+from kiln.text.tool_calls.live import LiveCall
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadCall:
-    """A tool call that was closed, before it is parsed. `tokens` of its choice were counted until then."""
+    """A tool call that was closed, before it is parsed. `tokens` of its choice were counted until then.
+
+    `live` has shown its arguments already.
+    """
 
     span: Span
     tokens: int
+    live: LiveCall | None
 
 
 # What feeding gives, until `read_calls` has replaced the calls in it.
@@ -52,6 +58,7 @@ def _scanner_of(prepared: Prepared, model: ServedModel) -> Scanner:
         tools=tool_format.markers if tool_format is not None and prepared.parses_tools else None,
         silent=tool_format.silent if tool_format is not None else (),
         reopens=not prepared.is_constrained,
+        live_calls=prepared.guarantees_calls,
     )
 
 
@@ -73,6 +80,8 @@ class ChoiceAssembler:
         self._policy = prepared.turn.tool_policy
         self._malformed = False
         self._had_enough = False
+        self._live: LiveCall | None = None
+        self._live_position = 0
         self._eos_ids = frozenset() if prepared.turn.ignore_eos else model.tokenizer.eos_ids
         self._pieces = model.tokenizer.pieces
         self._logprobs: list[TokenLogprob] | None = [] if prepared.turn.top_logprobs is not None else None
@@ -86,6 +95,10 @@ class ChoiceAssembler:
     @property
     def stopped(self) -> bool:
         return self._scanner.stopped is not None or self._had_enough
+
+    def stop(self) -> None:
+        """Take no further token."""
+        self._had_enough = True
 
     def feed(self, delivery: Delivery) -> list[RawEvent]:
         """Events that are ready after a delivery's tokens: each token's text, then its timing."""
@@ -119,7 +132,12 @@ class ChoiceAssembler:
         if tail:
             events.extend(self._events(self._scanner.feed(tail)))
         turn_ended = end.reason is FinishReason.STOP
-        events.extend(self._events(self._scanner.finish(turn_ended=turn_ended)))
+        spans = self._scanner.finish(turn_ended=turn_ended)
+        if self._live is not None and self._live.name is not None:
+            # Of a call that was cut the arguments were shown; its text is not shown again.
+            self._content.extend(span.text for span in spans if span.channel is Channel.CONTENT)
+            spans = [span for span in spans if span.channel is not Channel.CONTENT]
+        events.extend(self._events(spans))
         return events
 
     def read_calls(self, events: Iterable[RawEvent]) -> list[ExchangeEvent]:
@@ -129,7 +147,7 @@ class ChoiceAssembler:
             if not isinstance(event, UnreadCall):
                 read.append(event)
                 continue
-            read.extend(self._read_call(event.span))
+            read.extend(self._read_call(event))
             if self._calls and self._policy is not None and not self._policy.parallel:
                 self._had_enough = True
                 self._tokens = event.tokens
@@ -197,39 +215,59 @@ class ChoiceAssembler:
         return reason
 
     def _events(self, spans: list[Span]) -> list[RawEvent]:
-        return [self._event(span) for span in spans]
+        return [event for span in spans for event in self._event(span)]
 
-    def _event(self, span: Span) -> RawEvent:
+    def _event(self, span: Span) -> Sequence[RawEvent]:
+        if span.channel is Channel.TOOL_PART:
+            return self._show(span)
         if span.channel is Channel.TOOL:
-            return UnreadCall(span, self._tokens)
+            live, self._live = self._live, None
+            return (UnreadCall(span, self._tokens, live),)
         if span.channel is Channel.REASONING:
             self._reasoning.append(span.text)
-            return TextDelta(self._index, "reasoning", span.text)
-        return self._to_content(span.text)
+            return (TextDelta(self._index, "reasoning", span.text),)
+        return (self._to_content(span.text),)
+
+    def _show(self, span: Span) -> Sequence[ToolCallPart]:
+        """The next piece of the call that is being written."""
+        assert self._format is not None
+        if self._live is None:
+            self._live = LiveCall(self._format, self._prepared.tools)
+            self._live_position += 1
+        had_name = self._live.name is not None
+        fragment = self._live.feed(span.text, span.opened_by)
+        if self._live.name is None or (had_name and not fragment):
+            return ()
+        name = None if had_name else self._live.name
+        return (ToolCallPart(self._index, self._live_position - 1, self._live.id, name, fragment),)
 
     def _to_content(self, text: str) -> TextDelta:
         self._content.append(text)
         return TextDelta(self._index, "content", text)
 
-    def _read_call(self, span: Span) -> list[ExchangeEvent]:
+    def _read_call(self, unread: UnreadCall) -> list[ExchangeEvent]:
         """The calls of a span, or its text as the model wrote it where they are none."""
         assert self._format is not None
-        schemas = self._prepared.tools
+        span, schemas, policy = unread.span, self._prepared.tools, self._policy
         calls = self._format.parse(span.text, schemas)
         if calls is None:
             # Text that only looked like a call because an answer began with it is no failed call.
             self._malformed = self._malformed or span.opened_by != ""
             return [self._to_content(span.as_written)]
-        if self._policy is not None and self._policy.checked:
+        live = unread.live
+        if live is not None and live.name is not None and live.arguments is not None:
+            # What was shown is what it is, to the byte.
+            shown = ToolCall(live.id, live.name, live.arguments)
+            return [self._to_delta(shown, was_shown=True), *(self._to_delta(call) for call in calls[1:])]
+        if policy is not None and policy.checked:
             if any(problem_of(call, schemas) is not None for call in calls):
                 self._malformed = True
                 return [self._to_content(span.as_written)]
-        if self._policy is not None and not self._policy.parallel:
+        if policy is not None and not policy.parallel:
             calls = calls[:1]
-        raw = TextDelta(self._index, "tool", span.text)
-        return [raw, *(self._to_delta(call) for call in calls)]
+        return [self._to_delta(call) for call in calls]
 
-    def _to_delta(self, call: ToolCall) -> ToolCallDelta:
+    def _to_delta(self, call: ToolCall, *, was_shown: bool = False) -> ToolCallDelta:
         shape: dict[str, Any] = call.to_openai()
         self._calls.append(shape)
-        return ToolCallDelta(self._index, len(self._calls) - 1, shape)
+        return ToolCallDelta(self._index, len(self._calls) - 1, shape, was_shown)

@@ -69,6 +69,12 @@ class Prepared:
         """Whether a grammar holds the answer."""
         return bool(self.requests) and self.requests[0].grammar is not None
 
+    @property
+    def guarantees_calls(self) -> bool:
+        """Whether a grammar holds the tool calls, so that arguments may be shown while they are written."""
+        policy = self.turn.tool_policy
+        return self.is_constrained and policy is not None and policy.mode in ("required", "named")
+
 
 def prepare(turn: ChatTurn, model: ServedModel) -> Prepared:
     """Raises the RequestError that names what the caller can mend, or AdaptersNotReady."""

@@ -138,6 +138,12 @@ class Exchange:
         for generation in self._generations:
             generation.close_thinking()
 
+    def stop_choice(self, index: int) -> None:
+        """End one choice where it is, as a stop string would."""
+        self._assemblers[index].stop()
+        if self._generations:
+            self._generations[index].stop()
+
     def fail(self, error: KilnError) -> None:
         """End the exchange with an error, for example at shutdown."""
         for generation in self._generations:

@@ -26,6 +26,7 @@ from kiln.chat.served import DEFAULT_MAX_TOKENS, ServedModel
 from kiln.chat.service import ChatService
 from kiln.chat.stats import Statistics
 from kiln.cli.access import Access, open_memory
+from kiln.cli.extensions import load_filter
 from kiln.cli.facts import facts
 from kiln.core.errors import ConfigError, DownloadError, ModelLoadError, RequestError, SetupError
 from kiln.core.sampling import SamplingOverrides
@@ -217,8 +218,10 @@ def _app(default: _Assembled) -> Starlette:
             agents=agents,
             toolbox=toolbox_from(settings),
             files=FileReader(settings.files),
+            content_filter=content_filter,
         )
 
+    content_filter = load_filter(settings)
     access = Access(settings)
     app = build_app(start, cors_origins=access.cors_origins)
     return app

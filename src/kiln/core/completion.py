@@ -50,11 +50,27 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """One whole tool call of one choice, OpenAI-shaped; `position` counts the choice's calls."""
+    """One whole tool call of one choice, OpenAI-shaped; `position` counts the choice's calls.
+
+    `was_shown` says that it came in parts before.
+    """
 
     index: int
     position: int
     call: dict[str, Any]
+    was_shown: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallPart:
+    """A piece of a call's arguments while it is written; the first has the name. Only where a grammar
+    guarantees the call."""
+
+    index: int
+    position: int
+    id: str
+    name: str | None
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +123,9 @@ class ChoiceEnd:
     malformed_call: bool = False
 
 
-ExchangeEvent = TextDelta | ToolCallDelta | TokenTiming | TokenScored | PromptRead | ChoiceEnd
+ExchangeEvent = (
+    TextDelta | ToolCallDelta | ToolCallPart | TokenTiming | TokenScored | PromptRead | ChoiceEnd
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,6 +252,11 @@ class SamplingSettings:
 class OpenaiSettings:
     """The OpenAI-compatible profile under `/v1/openai`."""
 
+    content_filter: str | None = _setting(
+        None,
+        "Function that visible answers must pass, `module:function`; docs/openai.md has its contract.",
+        high=256,
+    )
     price_prompt: float | None = _setting(
         None, "Dollars a million prompt tokens; with price_completion it makes `estimated_cost`.", low=0
     )
@@ -261,6 +266,10 @@ class OpenaiSettings:
     price_completion: float | None = _setting(None, "Dollars a million completion tokens.", low=0)
 
     def __post_init__(self) -> None:
+        if self.content_filter is not None and not re.fullmatch(
+            r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", self.content_filter
+        ):
+            raise BadValue("openai.content_filter must be `module:function`")
         if (self.price_prompt is None) != (self.price_completion is None):
             raise BadValue("openai.price_prompt and openai.price_completion must be set both or neither")
         if self.price_cached_prompt is not None and self.price_prompt is None:

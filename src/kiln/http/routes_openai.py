@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from kiln.chat.prepare import Prepared
-from kiln.chat.service import ChatService
+from kiln.chat.service import ChatService, Exchange
+from kiln.core.completion import Completion, ExchangeEvent
 from kiln.dialects.openai.chunks import ChunkEncoder
 from kiln.dialects.openai.request import ChatReply, decode_request, to_reply, to_turn
 from kiln.dialects.openai.response import to_response
@@ -36,9 +38,10 @@ async def chat_completions(request: Request) -> Response:
     counting = counting_of(state, service)
     if reply.stream:
         encoder = ChunkEncoder(exchange.head, prepared.turn.n, reply, counting)
-        return await stream_events(request, exchange.events(), encoder, exchange.abandon)
+        events = events_of(state, exchange)
+        return await stream_events(request, events, encoder, exchange.abandon)
     try:
-        completion = await unless_disconnected(request.receive, exchange.collect())
+        completion = await unless_disconnected(request.receive, _collect(state, exchange))
     except ClientDisconnect:
         return Response(status_code=499)
     finally:
@@ -46,6 +49,20 @@ async def chat_completions(request: Request) -> Response:
     return Response(
         msgspec.json.encode(to_response(completion, reply, counting)), media_type="application/json"
     )
+
+
+async def _collect(state: ServerState, exchange: Exchange) -> Completion:
+    completion = await exchange.collect()
+    if state.content_filter is None:
+        return completion
+    return await state.content_filter.whole(completion)
+
+
+def events_of(state: ServerState, exchange: Exchange) -> AsyncIterator[list[ExchangeEvent]]:
+    """The events of an exchange, through the content filter where there is one."""
+    if state.content_filter is None:
+        return exchange.events()
+    return state.content_filter.events(exchange)
 
 
 def counting_of(state: ServerState, service: ChatService) -> Counting:

@@ -28,7 +28,7 @@ from kiln.dialects.openai.usage import Counting
 from kiln.engine.ports import GenerationRequest
 from kiln.http.admission import admitted
 from kiln.http.body import read_json_body
-from kiln.http.routes_openai import counting_of
+from kiln.http.routes_openai import counting_of, events_of
 from kiln.http.sse import unless_disconnected
 from kiln.http.state import ServerState
 from kiln.http.streams import stream_events
@@ -62,7 +62,7 @@ async def completions(request: Request) -> Response:
         scores = await unless_disconnected(request.receive, _score(service, plan, entered))
         encoder = _encoder(service, plan, exchanges, scores, counting)
         if plan.reply.stream:
-            events = _merged(exchanges, plan.reply.choices)
+            events = _merged([events_of(state, e) for e in exchanges], plan.reply.choices)
             return await stream_events(request, events, encoder, abandon)
         ends = await unless_disconnected(request.receive, _collect(exchanges, plan.reply.choices))
     except ClientDisconnect:
@@ -71,6 +71,8 @@ async def completions(request: Request) -> Response:
     except BaseException:
         abandon()
         raise
+    if state.content_filter is not None:
+        ends = [await state.content_filter.choice(end) for end in ends]
     content = await service.in_worker(lambda: msgspec.json.encode(encoder.whole(ends)))
     return Response(content, media_type="application/json")
 
@@ -148,19 +150,22 @@ async def _collect(exchanges: Sequence[Exchange], choices: int) -> list[ChoiceEn
     ]
 
 
-async def _merged(exchanges: Sequence[Exchange], choices: int) -> AsyncIterator[list[ExchangeEvent]]:
+Batches = AsyncIterator[list[ExchangeEvent]]
+
+
+async def _merged(streams: Sequence[Batches], choices: int) -> AsyncIterator[list[ExchangeEvent]]:
     """The events of all prompts as they come, choices numbered through."""
     ready: asyncio.Queue[list[ExchangeEvent] | BaseException | None] = asyncio.Queue()
 
-    async def forward(prompt: int, exchange: Exchange) -> None:
+    async def forward(prompt: int, stream: Batches) -> None:
         try:
-            async for batch in exchange.events():
+            async for batch in stream:
                 ready.put_nowait([_numbered(event, prompt * choices) for event in batch])
             ready.put_nowait(None)
         except Exception as error:
             ready.put_nowait(error)
 
-    tasks = [asyncio.ensure_future(forward(p, exchange)) for p, exchange in enumerate(exchanges)]
+    tasks = [asyncio.ensure_future(forward(p, stream)) for p, stream in enumerate(streams)]
     left = len(tasks)
     try:
         while left:

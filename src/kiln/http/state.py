@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from kiln.chat.catalog import ModelCatalog
 from kiln.chat.memory import Memory
+from kiln.chat.filtering import ContentFilter
 from kiln.chat.service import ChatService
 from kiln.chat.stats import Statistics
 from kiln.core.settings import FilesSettings, Settings
@@ -35,6 +36,7 @@ class ServerState:
     agents: AgentLibrary = field(default_factory=AgentLibrary)
     toolbox: Toolbox = field(default_factory=Toolbox)
     files: FileReader = field(default_factory=lambda: FileReader(FilesSettings()))
+    content_filter: ContentFilter | None = None
     live: LiveExchanges = field(default_factory=LiveExchanges)
 
     def resolved(self) -> dict[str, object]:

@@ -239,7 +239,7 @@ class Scanner:
         if self._state is Channel.TOOL:
             self._tool_body.append(text)
             if self._live_calls:
-                spans.append(Span(Channel.TOOL_PART, text))
+                spans.append(Span(Channel.TOOL_PART, text, self._tool_open))
             return
         waits = self._state is Channel.REASONING or self._tools is not None
         body = text.rstrip(NEWLINES) if waits else text

@@ -15,6 +15,7 @@ from kiln.core.completion import (
     TokenLogprob,
     TokenScored,
     ToolCallDelta,
+    ToolCallPart,
 )
 from kiln.dialects.openai.request import ChatReply
 from kiln.dialects.openai.response import finish_name, to_logprobs
@@ -62,7 +63,11 @@ class ChunkEncoder:
         if isinstance(event, TokenScored):
             self._scored.setdefault(event.index, []).append(event.token)
             return b""
+        if isinstance(event, ToolCallPart):
+            return self._delta(event.index, wire.Delta(tool_calls=[_call_part(event)]))
         if isinstance(event, ToolCallDelta):
+            if event.was_shown:
+                return b""
             return self._delta(event.index, wire.Delta(tool_calls=[_whole_call(event)]))
         if isinstance(event, ChoiceEnd):
             self._ends.append(event)
@@ -123,4 +128,16 @@ def _whole_call(event: ToolCallDelta) -> wire.ToolCallDelta:
         id=event.call["id"],
         type="function",
         function=wire.FunctionDelta(name=function["name"], arguments=function["arguments"]),
+    )
+
+
+def _call_part(event: ToolCallPart) -> wire.ToolCallDelta:
+    begins = event.name is not None
+    return wire.ToolCallDelta(
+        index=event.position,
+        id=event.id if begins else UNSET,
+        type="function" if begins else UNSET,
+        function=wire.FunctionDelta(
+            name=event.name if event.name is not None else UNSET, arguments=event.arguments
+        ),
     )
