@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kiln.chat.catalog import ModelCatalog
-from kiln.chat.memory import Memory
 from kiln.chat.filtering import ContentFilter
+from kiln.chat.memory import Memory
 from kiln.chat.service import ChatService
 from kiln.chat.stats import Statistics
 from kiln.core.settings import FilesSettings, Settings
