@@ -134,6 +134,24 @@ class TestBook:
             raise AssertionError("the key is still in force")
         await book.close()
 
+    async def test_a_new_key_is_known_while_others_are_looked_up(self, store: KeyStore) -> None:
+        """A reading that began before a key was made does not decide about it."""
+        book = KeyBook(store)
+        await book.open()
+
+        async def ask_wrongly(i: int) -> None:
+            while not done.is_set():
+                assert await book.key_of(f"kiln-{i:043d}") is None
+
+        done = asyncio.Event()
+        flood = [asyncio.create_task(ask_wrongly(i)) for i in range(5)]
+        for i in range(10):
+            made, secret = await asyncio.to_thread(store.create, f"k{i}")
+            assert await book.key_of(secret) == made
+        done.set()
+        await asyncio.gather(*flood)
+        await book.close()
+
     async def test_a_request_that_goes_away_does_not_take_the_reading_with_it(self, store: KeyStore) -> None:
         _, secret = store.create("ana")
         book = KeyBook(store)

@@ -224,4 +224,5 @@ def test_a_store_that_fails_is_a_503(tmp_path: Path) -> None:
         path.write_text("this is no database\n" * 100)
         refused = running.client.get(f"{URL}/home")
         assert (refused.status_code, refused.json()["code"]) == (503, "store_failed")
+        assert str(path) not in refused.text
         assert running.client.get("/health").status_code == 200

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 FRESH_S = 0.5
 # `last used` is kept to the minute: a busy key must not write at every request.
 _USED_EVERY_S = 60.0
+_BETWEEN_S = 0.02
 _LEAD = 8
 
 
@@ -30,7 +32,7 @@ class KeyBook:
     def __init__(self, store: KeyStore) -> None:
         self._store = store
         self._take_over(KeyRing({}, {}))
-        self._read_at = -FRESH_S
+        self._read_at = -math.inf
         self._reading: asyncio.Task[None] | None = None
         self._used: dict[int, float] = {}
         self._noted: dict[int, float] = {}
@@ -38,7 +40,7 @@ class KeyBook:
 
     async def open(self) -> None:
         """Read the store for the first time. Raises StoreFailed."""
-        await self._read()
+        await self._know(time.monotonic())
 
     async def close(self) -> None:
         """Write what is left to write and end the thread."""
@@ -55,18 +57,18 @@ class KeyBook:
 
     async def refresh(self) -> None:
         """Make sure that what is known is not older than FRESH_S. Raises StoreFailed."""
-        if time.monotonic() - self._read_at >= FRESH_S:
-            await self._read()
+        await self._know(time.monotonic() - FRESH_S)
 
     async def key_of(self, secret: str) -> Key | None:
         """The key in force with this secret. Raises StoreFailed."""
         if not looks_like(KEY_MARK, secret):
             return None
-        await self.refresh()
+        came = time.monotonic()
+        await self._know(came - FRESH_S)
         found = self._keys.find(secret)
         if found is None:
             # It may have been made a moment ago.
-            await self._read()
+            await self._know(came)
             found = self._keys.find(secret)
         if found is not None:
             self._used[found.id] = time.time()
@@ -89,24 +91,27 @@ class KeyBook:
     async def begin_session(self, key: Key, seconds: float) -> tuple[Session, str]:
         """A new session of a key, and its secret."""
         begun = await self._do(lambda: self._store.begin_session(key.id, seconds))
-        await self._read()
+        await self._know(time.monotonic())
         return begun
 
     async def end_session(self, secret: str) -> None:
         if looks_like(SESSION_MARK, secret):
             await self._do(lambda: self._store.end_session(secret))
-            await self._read()
+            await self._know(time.monotonic())
+
+    async def _know(self, moment: float) -> None:
+        """Have the store read at `moment` or later."""
+        while self._read_at < moment:
+            # One reading serves all who wait, and goes on when the request that began it is cancelled.
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.get_running_loop().create_task(self._read())
+                # A failure is heard even if all who waited have gone.
+                self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())
+            await asyncio.shield(self._reading)
 
     async def _read(self) -> None:
-        # One reading serves all who wait, so a flood of unknown keys costs one reader at a time; and it
-        # goes on when the request that began it is cancelled.
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.get_running_loop().create_task(self._read_once())
-            # A failure is heard even if all who waited have gone.
-            self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())
-        await asyncio.shield(self._reading)
-
-    async def _read_once(self) -> None:
+        # A flood of unknown keys makes so many readings and no more.
+        await asyncio.sleep(max(0.0, self._read_at + _BETWEEN_S - time.monotonic()))
         began = time.monotonic()
         self._take_over(await self._do(self._note_due_and_read))
         self._read_at = began

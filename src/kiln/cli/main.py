@@ -13,6 +13,7 @@ from kiln.cli.chat import chat
 from kiln.cli.config import config
 from kiln.cli.contracts import contracts
 from kiln.cli.keys import keys
+from kiln.cli.memory import memory
 from kiln.cli.serve import serve
 from kiln.cli.skills import skills
 
@@ -30,6 +31,7 @@ for command in (serve, config, chat, bench):
 app.add_typer(contracts)
 app.add_typer(skills)
 app.add_typer(keys)
+app.add_typer(memory)
 app.add_typer(agents)
 
 

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from kiln.core.errors import InternalError, KilnError, MethodNotAllowed, RouteNotFound
+from kiln.core.errors import InternalError, KilnError, MethodNotAllowed, RouteNotFound, StoreFailed
 from kiln.core.text import shorten
 from kiln.wire.problems import ErrorBody, ErrorResponse
 
@@ -37,6 +37,10 @@ def native_error_body(error: KilnError) -> bytes:
 
 
 def error_response(request: Request, error: KilnError, headers: dict[str, str] | None = None) -> Response:
+    if isinstance(error, StoreFailed):
+        # Where the server keeps its files is for its operator to know.
+        log.error("%s", error.message)
+        error = StoreFailed("the store of keys and memory cannot be used")
     native = request.url.path.startswith("/lmkit/")
     headers = dict(headers or {})
     if error.retry_after_s is not None:
