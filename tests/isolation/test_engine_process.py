@@ -148,6 +148,45 @@ def test_a_server_that_stops_while_its_engine_restarts() -> None:
     assert not engine_pids(server.parent) - server.others
 
 
+def health(url: str) -> tuple[int, str]:
+    response = httpx.get(f"{url}/health")
+    return response.status_code, response.json()["status"]
+
+
+def test_a_hung_engine_is_replaced() -> None:
+    with serving(parallel=2, hang_timeout_s=2.0) as server, ThreadPoolExecutor(6) as pool:
+        streamed = pool.submit(stream, server.url)
+        plain = pool.submit(ask, server.url, max_tokens=3000, ignore_eos=True)
+        wait_for_metric(server.url, "kiln_engine_running 2.0")
+        waiting = pool.submit(ask, server.url, max_tokens=4)
+        wait_for_metric(server.url, "kiln_engine_waiting 1.0")
+        pid = server.engine()
+        os.kill(pid, signal.SIGSTOP)
+        deadline = time.monotonic() + DEADLINE_S
+        while health(server.url) != (503, "engine_restarting"):
+            assert time.monotonic() < deadline
+        assert "the engine process hung" in streamed.result()
+        assert plain.result().status_code == 503
+        assert "the engine process hung" in plain.result().json()["error"]["message"]
+        assert waiting.result().status_code == 200
+        assert health(server.url) == (200, "ok")
+        assert server.engine(other_than=pid) != pid
+        assert "kiln_engine_restarts_total 1.0" in httpx.get(f"{server.url}/metrics").text
+
+
+def test_an_engine_that_hangs_while_it_is_idle_is_replaced_once_it_is_needed() -> None:
+    with serving(hang_timeout_s=1.0) as server:
+        pid = server.engine()
+        assert ask(server.url, max_tokens=4).status_code == 200
+        os.kill(pid, signal.SIGSTOP)
+        # Idle engines owe nothing: for longer than the limit nothing happens.
+        time.sleep(2.5)
+        assert server.engine() == pid
+        # It had not begun, so the next engine gets it.
+        assert ask(server.url, max_tokens=4).status_code == 200
+        assert server.engine(other_than=pid) != pid
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_no_engine_outlives_its_server(how: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kiln", "serve", "--port", "0"]

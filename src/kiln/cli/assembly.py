@@ -160,6 +160,7 @@ def _process_engine(settings: Settings, llama: LlamaModel, model: ServedModel) -
         context_length=model.context_length,
         max_queue=settings.engine.max_queue,
         environment=_child_environment(settings),
+        hang_timeout_s=settings.engine.hang_timeout_s,
         on_stopped=llama.close,
     )
 

@@ -220,6 +220,12 @@ class EngineSettings:
         "How idle compute threads wait: `active` spins, `passive` sleeps.",
         choices=("active", "passive"),
     )
+    hang_timeout_s: float | None = _setting(
+        180.0,
+        "Seconds of silence after which a working engine process is replaced; longer than any step takes.",
+        above=0,
+        unlimited=True,
+    )
     request_timeout_s: float | None = _setting(
         None, "Seconds from arrival after which a request is ended; unset, never.", above=0
     )

@@ -43,6 +43,10 @@ class CachingEngine:
         return self._engine.is_alive
 
     @property
+    def is_restarting(self) -> bool:
+        return self._engine.is_restarting
+
+    @property
     def facts(self) -> Mapping[str, object]:
         return self._engine.facts
 

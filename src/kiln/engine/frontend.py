@@ -36,6 +36,10 @@ class EngineFrontend(ABC):
         """Send a command to the worker, which reads it between two steps."""
 
     @property
+    def is_restarting(self) -> bool:
+        return False
+
+    @property
     def facts(self) -> Mapping[str, object]:
         return self._facts
 

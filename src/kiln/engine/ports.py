@@ -187,6 +187,7 @@ class EngineStats:
     adapter_switches: int = 0
     tokens_drafted: int = 0
     drafts_accepted: int = 0
+    restarts: int = 0
 
 
 class Engine(Protocol):
@@ -196,6 +197,11 @@ class Engine(Protocol):
 
     @property
     def is_alive(self) -> bool: ...
+
+    @property
+    def is_restarting(self) -> bool:
+        """Whether the engine died and is coming up again: what is submitted waits for it."""
+        ...
 
     @property
     def facts(self) -> Mapping[str, object]:

@@ -3,7 +3,8 @@
 One frame each way a step over a socket pair: a four-byte length, then msgpack. The child loads the
 model and runs an `EngineWorker`; this side tokenizes with a vocabulary of its own and never loads
 weights. When the child dies, requests it had begun end with a retryable error, requests it had not
-begun are sent to its successor, and new ones wait for it.
+begun are sent to its successor, and new ones wait for it. A child that hangs is killed, so that it is
+one that dies.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import socket
 from asyncio.subprocess import Process
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -24,6 +25,8 @@ import msgspec
 from kiln.core.errors import EngineFailed, KilnError, ModelLoadError, error_of_code
 from kiln.engine.frontend import EngineFrontend
 from kiln.engine.messages import CloseThinking, Command, EngineLimits, StepReport
+from kiln.engine.ports import EngineStats
+from kiln.engine.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +108,8 @@ plan_decoder = msgspec.msgpack.Decoder(RunnerPlan)
 class ProcessEngine(EngineFrontend):
     """Implements the `Engine` port over a supervised child process.
 
-    `command` starts the child; the number of its end of the socket pair is appended. `on_stopped`
-    runs when the engine has been stopped.
+    `command` starts the child; the number of its end of the socket pair is appended. A child that owes
+    a report for `hang_timeout_s` is killed. `on_stopped` runs when the engine has been stopped.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class ProcessEngine(EngineFrontend):
         context_length: int,
         max_queue: int,
         environment: dict[str, str],
+        hang_timeout_s: float | None = None,
         on_stopped: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(context_length=context_length, limits=plan.limits, max_queue=max_queue)
@@ -129,6 +133,8 @@ class ProcessEngine(EngineFrontend):
         self._supervisor: asyncio.Task[None] | None = None
         self._failed: KilnError | None = None
         self._stopping = False
+        self._watchdog = Watchdog(hang_timeout_s, self._on_hang)
+        self._hung = False
         # Commands for a child that is being started.
         self._held: deque[Command] = deque()
         self.restarts = 0
@@ -136,6 +142,13 @@ class ProcessEngine(EngineFrontend):
     @property
     def is_alive(self) -> bool:
         return self._supervisor is not None and self._failed is None and not self._stopping
+
+    @property
+    def is_restarting(self) -> bool:
+        return self.is_alive and self._writer is None
+
+    def stats(self) -> EngineStats:
+        return replace(super().stats(), restarts=self.restarts)
 
     @property
     def pid(self) -> int | None:
@@ -147,6 +160,7 @@ class ProcessEngine(EngineFrontend):
             self._held.append(command)
         else:
             self._writer.write(encode_frame(ToChild(command)))
+            self._watchdog.expect()
 
     async def start(self) -> None:
         """Start the child and wait until it serves. Raises the SetupError that it failed with."""
@@ -212,12 +226,14 @@ class ProcessEngine(EngineFrontend):
     async def _supervise(self, reader: asyncio.StreamReader) -> None:
         while True:
             served = await self._relay(reader)
+            self._watchdog.rest()
             writer, self._writer = self._writer, None
             if writer is not None:
                 await self._close(writer)
             if self._stopping:
                 return
-            log.error("the engine process died (%s); starting it again", self._ending())
+            how = "hung and was killed" if self._hung else f"died ({self._ending()})"
+            log.error("the engine process %s; starting it again", how)
             self._sort_out()
             successor = await self._respawn(START_ATTEMPTS if served else START_ATTEMPTS - 1)
             if successor is None:
@@ -234,11 +250,13 @@ class ProcessEngine(EngineFrontend):
                 return served
             served = served or bool(message.report.deliveries)
             self.receive(message.report)
+            self._watchdog.heard(owes_more=bool(self._generations))
 
     def _sort_out(self) -> None:
         """Begun requests end with an error; the others are held for the next child."""
         begun = [g for g in self._generations.values() if g.has_begun]
-        self.fail(begun, EngineFailed("the engine process died while it worked on this request"))
+        how, self._hung = "hung" if self._hung else "died", False
+        self.fail(begun, EngineFailed(f"the engine process {how} while it worked on this request"))
         self._held.clear()
         for generation in self._generations.values():
             self._held.append(generation.command)
@@ -278,6 +296,10 @@ class ProcessEngine(EngineFrontend):
         if self._child is not None:
             self._kill()
             await self._child.wait()
+
+    def _on_hang(self) -> None:
+        self._hung = True
+        self._kill()
 
     def _kill(self) -> None:
         if self._child is not None and self._child.returncode is None:

@@ -52,6 +52,8 @@ async def health(request: Request) -> Response:
         return JSONResponse({"status": "draining"}, status_code=503)
     if not service.engine.is_alive:
         return JSONResponse({"status": "engine_failed"}, status_code=503)
+    if service.engine.is_restarting:
+        return JSONResponse({"status": "engine_restarting"}, status_code=503)
     return JSONResponse({"status": "ok"})
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from kiln.core.tokens import FinishReason, Source
 from kiln.engine.ports import AdapterSet, Chunk, ModelCall
 from kiln.engine.schedule.admission import Admitter, Draft
-from kiln.engine.schedule.calls import decode_calls, prefill_calls
+from kiln.engine.schedule.calls import EXACT_ROWS, decode_calls, prefill_calls
 from kiln.engine.schedule.kv import KVLedger
 from kiln.engine.schedule.plan import Admission, Copy, Limits, Pick, PlannedCall, Step
 from kiln.engine.schedule.prefix import WORTH_SHARING, Entry, PrefixCache
@@ -120,7 +120,8 @@ class Scheduler:
     def _propose(self, decoding: list[Sequence], free: int) -> list[tuple[Sequence, list[int]]]:
         """What may follow each decoding sequence, as far as rows and cells go that nobody else needs."""
         # Rejected cells are dead until a collection: no drafts where they would bring one about.
-        rows = min(self._limits.draft_rows - len(decoding), free - self.ledger.cells // DRAFT_RESERVE)
+        most = min(self._limits.draft_rows, self._limits.max_rows, EXACT_ROWS) - len(decoding)
+        rows = min(most, free - self.ledger.cells // DRAFT_RESERVE)
         if not self._limits.exact_drafts and any(sequence.exact for sequence in decoding):
             rows = 0
         proposed = []
