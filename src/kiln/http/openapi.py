@@ -226,7 +226,7 @@ def _catalog(operation_id: str, summary: str, body: str, description: str) -> Js
 
 def _health() -> Json:
     operation = _gets("getHealth", "Whether the server answers", "Health", "It does.")
-    operation["responses"]["503"] = _json("It is shutting down, or its engine failed or restarts.", ref("Health"))
+    operation["responses"]["503"] = _json("It shuts down, or its engine failed or restarts.", ref("Health"))
     return operation
 
 
