@@ -58,7 +58,7 @@ def _scanner_of(prepared: Prepared, model: ServedModel) -> Scanner:
         tools=tool_format.markers if tool_format is not None and prepared.parses_tools else None,
         silent=tool_format.silent if tool_format is not None else (),
         reopens=not prepared.is_constrained,
-        live_calls=prepared.guarantees_calls,
+        live_calls=prepared.guarantees_calls or prepared.turn.narrated,
     )
 
 
@@ -219,6 +219,8 @@ class ChoiceAssembler:
 
     def _event(self, span: Span) -> Sequence[RawEvent]:
         if span.channel is Channel.TOOL_PART:
+            if self._prepared.turn.narrated:
+                return (TextDelta(self._index, "tool", span.text),)
             return self._show(span)
         if span.channel is Channel.TOOL:
             live, self._live = self._live, None

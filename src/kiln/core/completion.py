@@ -41,7 +41,8 @@ class ExchangeHead:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Text of one choice, in order. Channel `reasoning`, `content`, or `tool`: a call as it was written."""
+    """Text of one choice, in order. Channel `reasoning`, `content`, or, for narrated exchanges, `tool`: a
+    call while it is written. What then turns out to be no call comes as content too."""
 
     index: int
     channel: Literal["reasoning", "content", "tool"]

@@ -24,7 +24,9 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID)]
-MemoryId = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,128}$")]
+# Behind `$` Python would let a line break pass.
+MemoryId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,128}$(?!\n)")]
+ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$(?!\n)")]
 Phase = Literal["downloading", "loading", "session", "prompt"]
 Channel = Literal["thinking", "text", "tool"]
 ToolStatus = Literal["running", "done", "error", "denied"]
@@ -65,7 +67,7 @@ class NativeMessage(Struct, kw_only=True, omit_defaults=True):
 class NativeTool(Struct, kw_only=True):
     """A tool that the client runs. `parameters` is the JSON Schema of its arguments."""
 
-    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_.-]{1,128}$")]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
