@@ -7,17 +7,19 @@ import gzip
 import ipaddress
 import zlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from kiln.core.settings import Settings, ToolsSettings
-from kiln.tools.addresses import Forbidden, GuardedNetwork, Resolver, is_public
 from kiln.tools.build import toolbox_from
-from kiln.tools.fetch import FetchLimits, FetchPage
 from kiln.tools.policy import Policy
 from kiln.tools.tool import ToolResult
 from kiln.tools.toolbox import Toolbox
+from kiln.tools.web.addresses import Forbidden, GuardedNetwork, Resolver, is_public
+from kiln.tools.web.fetch import FetchLimits, FetchPage
 
+from .certificates import certificate
 from .websites import Site, answer, website
 
 LOOPBACK = "127.0.0.1"
@@ -190,6 +192,28 @@ async def test_a_name_is_looked_up_once_and_that_answer_is_connected_to(site: Si
     assert answers == [["10.0.0.1"]]
     # The next connection looks up anew, and is judged anew.
     assert "10.0.0.1, which is not a public" in (await tool.run({"url": "http://rebind.test/"})).text
+
+
+async def test_tls_is_for_the_name_though_the_connection_is_by_number(tmp_path: Path) -> None:
+    ours, believing = certificate("site.test", tmp_path)
+    names: list[str | None] = []
+    ours.sni_callback = lambda _, name, __: names.append(name)
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return [LOOPBACK]
+
+    async with website(ours) as site:
+        site.page("/", b"hello", "text/plain")
+        network = GuardedNetwork(resolve, [(LOOPBACK, site.port)])
+        tool = FetchPage(FetchLimits(), network, believing)
+        assert "hello" in (await tool.run({"url": f"https://site.test:{site.port}/"})).text
+        assert names == ["site.test"]
+        # Another name at the same address has no such certificate, and strangers' are not believed.
+        assert (await tool.run({"url": f"https://other.test:{site.port}/"})).is_error
+        assert (
+            await FetchPage(FetchLimits(), network).run({"url": f"https://site.test:{site.port}/"})
+        ).is_error
+    assert len(site.requests) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import pytest
 import uvicorn
 
 from kiln.core.settings import McpServerSettings, Settings, ToolsSettings
-from kiln.tools import mcp_stdio
 from kiln.tools.build import toolbox_from
-from kiln.tools.mcp_server import McpServer
+from kiln.tools.mcp import program
+from kiln.tools.mcp.server import McpServer
 from kiln.tools.policy import Policy
 from kiln.tools.toolbox import Toolbox
 
@@ -35,7 +35,7 @@ def odd(behaviour: str, timeout_s: float = 60) -> McpServerSettings:
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers that do not end by themselves are killed sooner than in earnest."""
-    monkeypatch.setattr(mcp_stdio, "GRACE_S", 0.3)
+    monkeypatch.setattr(program, "GRACE_S", 0.3)
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ async def test_one_that_was_killed_meanwhile_is_started_anew(box: Boxes) -> None
 async def test_one_that_floods_is_cut_off(
     behaviour: str, box: Boxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mcp_stdio, "LINE_BYTES", 1_000_000)
+    monkeypatch.setattr(program, "LINE_BYTES", 1_000_000)
     # The time to start is long: what ends it is the bound on what it writes.
     outcome = await box(odd(behaviour, timeout_s=600)).run("it__act", {})
     assert outcome.status == "error"

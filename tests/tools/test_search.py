@@ -12,8 +12,8 @@ from ddgs.exceptions import DDGSException
 
 from kiln.core.settings import Settings, ToolsSettings
 from kiln.tools.build import toolbox_from
-from kiln.tools.search import Ddgs, SearXNG, WebSearch, ask_ddgs
 from kiln.tools.tool import Source, ToolResult
+from kiln.tools.web.search import Ddgs, SearXNG, WebSearch, ask_ddgs
 
 from .websites import Site, answer, website
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ def answer(status: str, headers: dict[str, str], body: bytes) -> Answer:
 
 
 @asynccontextmanager
-async def website() -> AsyncIterator[Site]:
+async def website(tls: ssl.SSLContext | None = None) -> AsyncIterator[Site]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -68,7 +69,7 @@ async def website() -> AsyncIterator[Site]:
         finally:
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     site = Site(server.sockets[0].getsockname()[1])
     async with server:
         yield site

@@ -5,12 +5,12 @@ from __future__ import annotations
 from kiln.core.settings import Settings, ToolsSettings
 from kiln.tools.arithmetic import CalcArithmetic
 from kiln.tools.clock import DateTime
-from kiln.tools.fetch import FetchLimits, FetchPage
 from kiln.tools.policy import Policy
-from kiln.tools.search import Ddgs, SearchProvider, SearXNG, WebSearch
 from kiln.tools.tool import ServerTool
 from kiln.tools.toolbox import Toolbox, ToolServer
 from kiln.tools.units import ConvertUnits
+from kiln.tools.web.fetch import FetchLimits, FetchPage
+from kiln.tools.web.search import Ddgs, SearchProvider, SearXNG, WebSearch
 
 NO_SEARCH = "The tool 'web_search' is not set up: the server's setting tools.search_provider is unset."
 
@@ -43,6 +43,6 @@ def _tool_servers(settings: Settings) -> list[ToolServer]:
     if not settings.mcp:
         return []
     # Importing the protocol's library takes a second that others need not wait.
-    from kiln.tools.mcp_server import McpServer
+    from kiln.tools.mcp.server import McpServer
 
     return [McpServer(name, server) for name, server in settings.mcp.items()]

@@ -6,13 +6,15 @@ import asyncio
 import math
 import re
 from functools import cache
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import pint
 from msgspec import Meta
 
 from kiln.tools.tool import Arguments, Category, ToolResult
+
+if TYPE_CHECKING:
+    import pint
 
 UNIT_CHARS = 64
 # pint computes numbers it finds in a unit, so a power is a small whole number right behind a name.
@@ -36,6 +38,9 @@ class BadConversion(Exception):
 
 def convert(value: float, from_unit: str, to_unit: str) -> str:
     """For example `5 mile = 8.04672 kilometer`. Raises BadConversion."""
+    # Importing it and reading its list of units takes so long that it waits for the first conversion.
+    import pint
+
     source, target = _pair(from_unit, to_unit)
     try:
         start = _registry().Quantity(value, source)
@@ -59,6 +64,8 @@ def convert(value: float, from_unit: str, to_unit: str) -> str:
 
 @cache
 def _registry() -> pint.UnitRegistry[float]:
+    import pint
+
     return pint.UnitRegistry(autoconvert_offset_to_baseunit=True)
 
 
@@ -71,6 +78,8 @@ def _pair(from_unit: str, to_unit: str) -> tuple[pint.Unit, pint.Unit]:
 
 
 def _unit(text: str) -> pint.Unit:
+    import pint
+
     text = text.strip()
     if len(text) > UNIT_CHARS:
         raise BadConversion(f"a unit has at most {UNIT_CHARS} characters")

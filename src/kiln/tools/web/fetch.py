@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -17,8 +18,8 @@ from msgspec import Meta
 
 from kiln import __version__
 from kiln.confine.run import Bounds, ConfinedError, run_confined
-from kiln.tools.addresses import Forbidden, GuardedNetwork
 from kiln.tools.tool import Arguments, Category, Source, ToolResult
+from kiln.tools.web.addresses import Forbidden, GuardedNetwork, tls_context
 
 URL_CHARS = 2048
 CHILDREN = 4
@@ -66,14 +67,21 @@ class Page:
 class Fetcher:
     """Gets pages. Every connection, also of a redirect, goes through the guard of `network`."""
 
-    def __init__(self, limits: FetchLimits, network: GuardedNetwork | None = None) -> None:
+    def __init__(
+        self,
+        limits: FetchLimits,
+        network: GuardedNetwork | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._limits = limits
         self._network = network or GuardedNetwork()
+        self._tls = tls
 
     async def fetch(self, address: str) -> Page:
         """The page, redirects followed. Raises CannotFetch."""
         url = _checked(address)
-        async with httpcore.AsyncConnectionPool(network_backend=self._network) as pool:
+        tls = self._tls or await asyncio.to_thread(tls_context)
+        async with httpcore.AsyncConnectionPool(tls, network_backend=self._network) as pool:
             for _ in range(self._limits.max_redirects + 1):
                 async with _get(pool, url) as response:
                     headers = httpx.Headers(response.headers)
@@ -176,9 +184,14 @@ class FetchPage:
     _arguments = Arguments(FetchPageArguments)
     parameters = _arguments.schema
 
-    def __init__(self, limits: FetchLimits, network: GuardedNetwork | None = None) -> None:
+    def __init__(
+        self,
+        limits: FetchLimits,
+        network: GuardedNetwork | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._limits = limits
-        self._fetcher = Fetcher(limits, network)
+        self._fetcher = Fetcher(limits, network, tls)
         # Each child that reads HTML takes some hundred megabytes.
         self._children = asyncio.Semaphore(CHILDREN)
 
@@ -201,6 +214,6 @@ class FetchPage:
         bounds = Bounds(limits.timeout_s, limits.max_memory_bytes, 8 * limits.max_bytes + 65_536)
         payload = head.encode() + b"\n" + page.content
         async with self._children:
-            output = await run_confined("kiln.tools.readable:extract", payload, bounds)
+            output = await run_confined("kiln.tools.web.readable:extract", payload, bounds)
         answer = await asyncio.to_thread(json.loads, output)
         return answer["title"], answer["text"]

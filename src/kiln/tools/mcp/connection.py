@@ -22,7 +22,7 @@ from mcp.shared.exceptions import MCPError
 
 from kiln import __version__
 from kiln.core.settings import McpServerSettings
-from kiln.tools.mcp_stdio import run_program
+from kiln.tools.mcp.program import run_program
 
 logger = logging.getLogger(__name__)
 # The library logs a traceback for every line of garbage; what matters of it is said here.
@@ -83,7 +83,6 @@ class Connection:
     async def list_tools(self) -> list[types.Tool]:
         """All tools of the server. Raises what the library raises, and TimeoutError."""
         client = await self.client()
-        self.tools_changed = False
         found: list[types.Tool] = []
         cursor: str | None = None
         async with asyncio.timeout(self._settings.timeout_s):
@@ -119,12 +118,8 @@ class Connection:
         try:
             with anyio.fail_after(self._settings.timeout_s) as start:
                 # A cache of the library's own would hide that a server is gone.
-                is_program = self._settings.command is not None
-                transport = (
-                    run_program(self._settings, self._note_end) if is_program else _reach(self._settings)
-                )
                 async with Client(
-                    transport, client_info=OURSELVES, cache=None, message_handler=self._hear
+                    self._transport(), client_info=OURSELVES, cache=None, message_handler=self._hear
                 ) as client:
                     start.deadline = math.inf
                     self._ready.set_result(client)

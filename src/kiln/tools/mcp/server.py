@@ -16,7 +16,7 @@ import mcp_types as types
 from mcp.shared.exceptions import MCPError
 
 from kiln.core.settings import McpServerSettings
-from kiln.tools.mcp_connection import CannotConnect, Connection, reason_of
+from kiln.tools.mcp.connection import CannotConnect, Connection, reason_of
 from kiln.tools.tool import Category, ServerTool, ToolResult
 
 logger = logging.getLogger(__name__)
@@ -87,6 +87,7 @@ class McpServer:
         return connection
 
     async def _list(self, connection: Connection) -> None:
+        connection.tools_changed = False
         tools: dict[str, McpTool] = {}
         for tool in await connection.list_tools():
             name = self.name + SEPARATOR + re.sub(r"[./ ]", "_", tool.name)
@@ -147,10 +148,6 @@ def _show(block: types.ContentBlock) -> str:
     if isinstance(block, types.ResourceLink):
         return f"{block.name}: {block.uri}"
     if isinstance(block, types.EmbeddedResource):
-        resource = block.resource
-        return (
-            resource.text
-            if isinstance(resource, types.TextResourceContents)
-            else f"[{resource.uri}, not shown]"
-        )
+        inner = block.resource
+        return inner.text if isinstance(inner, types.TextResourceContents) else f"[{inner.uri}, not shown]"
     return f"[{block.mime_type}, not shown]"

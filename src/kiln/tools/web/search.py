@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from kiln.confine.run import Bounds, ConfinedError, run_confined
 from kiln.tools.tool import Arguments, Category, Source, ToolResult
+from kiln.tools.web.addresses import tls_context
 
 QUERY_CHARS = 400
 ANSWER_BYTES = 4_194_304
@@ -37,7 +38,8 @@ class SearXNG:
 
     async def search(self, query: str, count: int) -> list[Source]:
         try:
-            async with httpx.AsyncClient(timeout=self._timeout_s) as client:
+            tls = await asyncio.to_thread(tls_context)
+            async with httpx.AsyncClient(timeout=self._timeout_s, verify=tls) as client:
                 parameters = {"q": query, "format": "json"}
                 async with client.stream("GET", self._url, params=parameters) as response:
                     if response.status_code != 200:
@@ -57,7 +59,7 @@ class Ddgs:
     async def search(self, query: str, count: int) -> list[Source]:
         payload = json.dumps({"query": query, "count": count}).encode()
         try:
-            output = await run_confined("kiln.tools.search:ask_ddgs", payload, self._bounds)
+            output = await run_confined("kiln.tools.web.search:ask_ddgs", payload, self._bounds)
         except ConfinedError as error:
             raise SearchFailed(f"the search came to no result: {error}") from None
         answer = json.loads(output)

@@ -10,11 +10,14 @@ import asyncio
 import ipaddress
 import re
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import httpcore
+import httpx
 from httpcore import SOCKET_OPTION, AsyncNetworkBackend, AsyncNetworkStream
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -78,6 +81,12 @@ class Resolver:
             return [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """What certificates are believed, read from disk once. SSL_CERT_FILE names others than certifi's."""
+    return httpx.create_ssl_context()
 
 
 class GuardedNetwork(AsyncNetworkBackend):

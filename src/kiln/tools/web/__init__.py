@@ -1,0 +1,1 @@
+"""Tools that reach the web: search, and pages of the public internet."""
