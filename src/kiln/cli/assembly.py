@@ -21,6 +21,7 @@ from kiln.adapters.base import read_base
 from kiln.adapters.registry import AdapterRegistry, no_adapters
 from kiln.adapters.storage import Storage
 from kiln.chat.catalog import LoadedModel, LoadProgress, ModelCatalog, ModelPlan, Narrate
+from kiln.chat.embedding import Embedder, EmbeddingService
 from kiln.chat.observe import Observer, Observers
 from kiln.chat.served import DEFAULT_MAX_TOKENS, ServedModel
 from kiln.chat.service import ChatService
@@ -196,6 +197,7 @@ def _app(default: _Assembled) -> Starlette:
         observer = Observers([metrics, statistics])
         try:
             await access.open()
+            embedder = await asyncio.to_thread(_embedder, settings)
             loaded = await default.start(observer)
         except SetupError as error:
             app.state.failure = error
@@ -220,6 +222,7 @@ def _app(default: _Assembled) -> Starlette:
             toolbox=toolbox_from(settings),
             files=FileReader(settings.files),
             content_filter=content_filter,
+            embeddings=EmbeddingService(embedder),
         )
 
     content_filter = load_filter(settings)
@@ -312,6 +315,17 @@ def _sequences(settings: Settings) -> int:
 
 def _child_environment(settings: Settings) -> dict[str, str]:
     return {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", settings.engine.openmp_wait_policy)}
+
+
+def _embedder(settings: Settings) -> Embedder | None:
+    """Load the configured embedding model."""
+    if settings.embedding.model_path is None:
+        return None
+    from kiln.backends.embedder import LlamaEmbedder
+    from kiln.backends.hub import resolve_model
+
+    path = resolve_model(settings.embedding.model_path)
+    return LlamaEmbedder(path, pooling=settings.embedding.pooling, threads=_threads(settings))
 
 
 def load_model(settings: Settings, *, vocabulary_only: bool = False) -> LlamaModel:

@@ -292,6 +292,20 @@ class NativeSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingSettings:
+    """The model behind `POST /v1/openai/embeddings`."""
+
+    model_path: str | None = _setting(
+        None, "A .gguf file, or a hub reference as in model.path; unset, there are no embeddings."
+    )
+    pooling: str = _setting(
+        "auto",
+        "How the vectors of tokens become one: `auto` as the file says, the mean where it says nothing.",
+        choices=("auto", "mean", "cls", "last"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ToolsSettings:
     """Which tools the server runs for a model, and within which bounds."""
 
@@ -495,6 +509,7 @@ class Settings:
     engine: EngineSettings = field(default_factory=EngineSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     openai: OpenaiSettings = field(default_factory=OpenaiSettings)
+    embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     native: NativeSettings = field(default_factory=NativeSettings)
     tools: ToolsSettings = field(default_factory=ToolsSettings)
     skills: SkillsSettings = field(default_factory=SkillsSettings)
@@ -536,6 +551,7 @@ class Settings:
             EngineSettings(**parts["engine"]),
             SamplingSettings(**parts["sampling"]),
             OpenaiSettings(**parts["openai"]),
+            EmbeddingSettings(**parts["embedding"]),
             NativeSettings(**parts["native"]),
             ToolsSettings(**parts["tools"]),
             SkillsSettings(**parts["skills"]),
@@ -594,6 +610,7 @@ SECTIONS: Mapping[str, type] = MappingProxyType(
         "engine": EngineSettings,
         "sampling": SamplingSettings,
         "openai": OpenaiSettings,
+        "embedding": EmbeddingSettings,
         "native": NativeSettings,
         "tools": ToolsSettings,
         "skills": SkillsSettings,

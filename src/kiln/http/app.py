@@ -21,6 +21,7 @@ from kiln.http import (
     routes_memory,
     routes_meta,
     routes_openai,
+    routes_openai_models,
     routes_openai_text,
     routes_session,
 )
@@ -49,8 +50,9 @@ ROUTES = [
     Route("/v1/openai/completions", routes_openai_text.completions, methods=["POST"]),
     Route("/v1/openai/tokenize", routes_openai_text.tokenize, methods=["POST"]),
     Route("/v1/openai/detokenize", routes_openai_text.detokenize, methods=["POST"]),
-    Route("/v1/openai/models", routes_meta.list_models, methods=["GET"]),
-    Route("/v1/openai/models/{model:path}", routes_meta.show_model, methods=["GET"]),
+    Route("/v1/openai/embeddings", routes_openai_models.embeddings, methods=["POST"]),
+    Route("/v1/openai/models", routes_openai_models.list_models, methods=["GET"]),
+    Route("/v1/openai/models/{model:path}", routes_openai_models.show_model, methods=["GET"]),
     Route("/health", routes_meta.health, methods=["GET"]),
     Route("/metrics", routes_meta.metrics, methods=["GET"]),
     Route("/contracts/{name}", openapi.contract_route, methods=["GET"]),
@@ -85,6 +87,7 @@ def build_app(start: Callable[[], Awaitable[ServerState]], *, cors_origins: Sequ
         finally:
             await state.catalog.drain(state.settings.server.shutdown_grace_s)
             await state.memory.close()
+            await state.embeddings.close()
             await state.catalog.close()
             await state.toolbox.aclose()
             await state.access.book.close()

@@ -23,6 +23,8 @@ _STRUCTS = (
     openai_text.TokenizeResponse,
     openai_text.DetokenizeRequest,
     openai_text.DetokenizeResponse,
+    openai_text.EmbeddingRequest,
+    openai_text.EmbeddingResponse,
 )
 _GENERATES = (400, 404, 413, 415, 429, 500, 503, 504)
 
@@ -73,6 +75,15 @@ def openai_paths() -> Json:
                 "Control tokens are spelled out.",
                 openai_text.DetokenizeRequest,
                 openai_text.DetokenizeResponse,
+            )
+        },
+        "/v1/openai/embeddings": {
+            "post": _posts(
+                "createOpenaiEmbeddings",
+                "Vectors of texts",
+                "Of unit length, by the configured embedding model; 404 without one.",
+                openai_text.EmbeddingRequest,
+                openai_text.EmbeddingResponse,
             )
         },
         "/v1/openai/models": {"get": _gets("listOpenaiModels", "List the served models", "ModelList")},

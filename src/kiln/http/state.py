@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kiln.chat.catalog import ModelCatalog
+from kiln.chat.embedding import EmbeddingService
 from kiln.chat.filtering import ContentFilter
 from kiln.chat.memory import Memory
 from kiln.chat.service import ChatService
@@ -37,6 +38,7 @@ class ServerState:
     toolbox: Toolbox = field(default_factory=Toolbox)
     files: FileReader = field(default_factory=lambda: FileReader(FilesSettings()))
     content_filter: ContentFilter | None = None
+    embeddings: EmbeddingService = field(default_factory=lambda: EmbeddingService(None))
     live: LiveExchanges = field(default_factory=LiveExchanges)
 
     def resolved(self) -> dict[str, object]:
