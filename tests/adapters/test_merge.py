@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from kiln.adapters.base import BaseModel
 from kiln.adapters.convert import convert
-from kiln.adapters.merge import METHODS, Merged, RankTooLarge, Source, low_rank, merge, ties
+from kiln.adapters.merge import Merged, RankTooLarge, Source, low_rank, merge, ties
 from kiln.adapters.revision import read_pairs
 from kiln.adapters.weights import weights_bytes
+from kiln.wire.adapters import MergeMethod
 
 from .samples import CHEERFUL, CONFIG, WEIGHTS, Tensors, changed, deltas, tensors_of, write
 
@@ -160,7 +161,7 @@ def test_large_matrices_are_nearly_as_well_approximated() -> None:
     assert norm == pytest.approx(float(np.linalg.norm(delta)))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", get_args(MergeMethod))
 def test_a_merge_is_served_like_any_adapter(
     method: Any, parts: list[Path], base: BaseModel, tmp_path: Path
 ) -> None:
@@ -169,7 +170,7 @@ def test_a_merge_is_served_like_any_adapter(
 
 
 def test_an_adapter_merged_with_itself_is_itself(tmp_path: Path) -> None:
-    for method in METHODS:
+    for method in get_args(MergeMethod):
         merged(tmp_path, [CHEERFUL, CHEERFUL], [0.5, 0.5], method, density=1.0)
         for module, delta in deltas(CHEERFUL).items():
             close(deltas(tmp_path / "merged")[module], delta)

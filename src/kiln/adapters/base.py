@@ -9,14 +9,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import gguf
 import numpy as np
 from numpy.typing import NDArray
 
 from kiln.adapters.weights import Floats, Pair
 from kiln.core.errors import InvalidAdapter
 from kiln.core.text import shorten
+
+if TYPE_CHECKING:
+    import gguf
 
 # Architectures whose projections stand in the GGUF file as in the Hugging Face checkpoint.
 _PLAIN = frozenset(
@@ -44,6 +47,9 @@ class BaseModel:
 
     @cached_property
     def _names(self) -> gguf.TensorNameMap:
+        # Imported late, here and elsewhere: it takes a moment, and most commands have no use for it.
+        import gguf
+
         architecture = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == self.architecture)
         return gguf.get_tensor_name_map(architecture, self.layers)
 
@@ -80,6 +86,8 @@ def reorder_rows(matrix: Floats, heads: int) -> Floats:
 
 def read_base(path: Path) -> BaseModel:
     """Read names and shapes from a GGUF file, all parts of it. Takes seconds for a large vocabulary."""
+    import gguf
+
     reader = gguf.GGUFReader(path)
     architecture = _text(reader, "general.architecture")
     heads = _number(reader, f"{architecture}.attention.head_count")

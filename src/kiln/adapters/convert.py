@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import gguf
 import numpy as np
 
 from kiln.adapters.base import BaseModel
@@ -29,6 +28,9 @@ def convert(config: LoraConfig, pairs: Mapping[str, Pair], base: BaseModel, targ
         if name in placed:
             raise InvalidAdapter(f"two modules of the adapter are {name} of the served model")
         placed[name] = Pair(fitted.a, _scaled(fitted.b, config.scaling_of(module)))
+    # Imported late: see base.py.
+    import gguf
+
     writer = gguf.GGUFWriter(target, base.architecture)
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")

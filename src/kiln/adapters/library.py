@@ -11,12 +11,13 @@ from typing import BinaryIO
 
 from kiln.adapters.archive import pack, unpack
 from kiln.adapters.config import CONFIG_FILE
-from kiln.adapters.merge import Merged, Method, RankTooLarge, Source, merge
+from kiln.adapters.merge import Merged, RankTooLarge, Source, merge
 from kiln.adapters.names import check_name, check_new_name
 from kiln.adapters.registry import AdapterRegistry
 from kiln.adapters.revision import Revision, read_pairs
 from kiln.adapters.weights import WEIGHTS_FILE, weights_bytes
 from kiln.core.errors import AdapterNotFound, AdapterQuotaExceeded, InvalidAdapter, InvalidField
+from kiln.wire.adapters import MergeMethod
 
 # The share of its entries that a delta keeps in the TIES paper.
 _DENSITY = 0.2
@@ -60,7 +61,7 @@ def merge_into(
     registry: AdapterRegistry,
     name: str,
     parts: list[tuple[str, float]],
-    method: Method,
+    method: MergeMethod,
     *,
     rank: int | None,
     density: float | None,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from kiln.adapters.config import MAX_RANK, LoraConfig, config_json
 from kiln.adapters.weights import Pair
-
-Method = Literal["weighted_average", "ties", "concat"]
-METHODS: tuple[str, ...] = get_args(Method)
+from kiln.wire.adapters import MergeMethod
 
 # Up to this size the exact decomposition of a dense matrix takes well under a second.
 _EXACT_SIDE = 1024
@@ -60,7 +57,7 @@ class RankTooLarge(ValueError):
     """A concatenation would have more than MAX_RANK rows."""
 
 
-def merge(sources: Sequence[Source], method: Method, *, rank: int | None, density: float) -> Merged:
+def merge(sources: Sequence[Source], method: MergeMethod, *, rank: int | None, density: float) -> Merged:
     """Merge adapters. `rank` None = the largest of theirs. `density` is the share that TIES keeps.
 
     Weights of `weighted_average` must not add up to zero. Raises RankTooLarge.
@@ -86,7 +83,7 @@ def merge(sources: Sequence[Source], method: Method, *, rank: int | None, densit
 
 
 def _merge_module(
-    module: str, sources: Sequence[Source], method: Method, rank: int, density: float
+    module: str, sources: Sequence[Source], method: MergeMethod, rank: int, density: float
 ) -> tuple[Factors, float, float]:
     """The factors, the norm of what they miss, and the norm of the exact delta."""
     scaled = [(_factors(source, module), source.weight) for source in sources if module in source.pairs]

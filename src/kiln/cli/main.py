@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kiln.cli.adapters import adapters
 from kiln.cli.agents import agents
 from kiln.cli.bench import bench
 from kiln.cli.chat import chat
@@ -32,6 +33,7 @@ app.add_typer(contracts)
 app.add_typer(skills)
 app.add_typer(keys)
 app.add_typer(memory)
+app.add_typer(adapters)
 app.add_typer(agents)
 
 

@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from kiln.wire.common import NonNegative, NonNegativeNumber, Positive, Sha256
 
 MAX_MERGED = 16
+MergeMethod = Literal["weighted_average", "ties", "concat"]
 
 
 class AdapterName(Struct, kw_only=True):
@@ -32,7 +33,7 @@ class AdapterMerge(Struct, kw_only=True):
     """
 
     name: str
-    method: Literal["weighted_average", "ties", "concat"]
+    method: MergeMethod
     adapters: Annotated[list[AdapterWeight], Meta(min_length=1, max_length=MAX_MERGED)]
     rank: Annotated[int, Meta(ge=1, le=4096)] | None = None
     density: Annotated[float, Meta(gt=0, le=1)] | None = None
