@@ -64,6 +64,7 @@ class ServerState:
         return Means(
             attach=self.catalog.lease,
             toolbox=self.toolbox,
+            memory=self.memory,
             max_rounds=self.settings.native.max_rounds,
             timeout_s=self.settings.engine.request_timeout_s,
         )

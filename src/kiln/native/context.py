@@ -56,3 +56,9 @@ def surround(
     for text in system:
         messages = on_system_turn(messages, text)
     return replace(conversation, messages=messages, tools=(*conversation.tools, *tools))
+
+
+def question_of(conversation: Conversation) -> str:
+    """What the user said last."""
+    said = (message.content for message in reversed(conversation.messages) if message.role == "user")
+    return next(said, "")

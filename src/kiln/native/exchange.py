@@ -1,29 +1,25 @@
-"""The native exchange: rounds of generation, and what the server does between them."""
+"""The native exchange: a task that attaches to a model, gathers what the server adds, and runs the rounds."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 from kiln.chat.catalog import Lease, LoadProgress, Narrate
-from kiln.chat.prepare import Prepared
-from kiln.chat.service import ChatService, Exchange
-from kiln.core.completion import ChoiceEnd, Completion
-from kiln.core.errors import CloseCannotFit, InvalidField, RequestTimedOut
-from kiln.core.messages import Conversation, Message
-from kiln.core.native import ClientCall, NativeChat, NativeEvent, Status, Summary
+from kiln.chat.memory import Memory, Transcript, as_context
+from kiln.chat.service import ChatService
+from kiln.core.access import current_owner
+from kiln.core.errors import RequestTimedOut
+from kiln.core.native import NativeChat, NativeEvent, Status, Summary
 from kiln.core.tokens import FinishReason
 from kiln.core.turn import ChatTurn
-from kiln.native.account import Account
-from kiln.native.calls import CallDesk, to_call, to_use
-from kiln.native.context import Surroundings, surround
-from kiln.native.voice import Voice
-from kiln.tools.toolbox import Toolbox
+from kiln.native.calls import CallDesk, to_use
+from kiln.native.context import Surroundings, question_of, surround
+from kiln.native.rounds import Rounds, Skipping
+from kiln.tools.toolbox import Offer, Toolbox
 
 # A lease on a model by its name (None is the default model), which is loaded if need be.
 Attach = Callable[[str | None, Narrate], Awaitable[Lease]]
@@ -35,6 +31,7 @@ class Means:
 
     attach: Attach
     toolbox: Toolbox
+    memory: Memory
     max_rounds: int = 8
     timeout_s: float | None = None
 
@@ -59,13 +56,7 @@ class NativeExchange:
         self._means = means
         self._entered = entered
         self._on_end = on_end
-        self._account = Account()
-        self._calls: list[ClientCall] = []
-        self._written: list[Message] = []
-        self._current: Exchange | None = None
-        self._skips_next = False
-        # Said once the first round runs: what fails before is still a plain HTTP error.
-        self._opening: list[NativeEvent] = []
+        self._skipping = Skipping()
         self._said: asyncio.Queue[list[NativeEvent] | Exception] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
 
@@ -97,10 +88,7 @@ class NativeExchange:
 
     def skip_thinking(self) -> None:
         """Close the reasoning at the next token. Between rounds, that of the next round."""
-        if self._current is not None:
-            self._current.skip_thinking()
-        else:
-            self._skips_next = True
+        self._skipping.ask()
 
     def abandon(self) -> None:
         """Nobody reads any more: free everything, whatever is being done. Idempotent."""
@@ -109,20 +97,18 @@ class NativeExchange:
 
     async def _run(self) -> None:
         seconds = self._means.timeout_s
-        deadline = None if seconds is None else asyncio.get_running_loop().time() + self._left(seconds)
         try:
-            async with asyncio.timeout_at(deadline) as limit:
-                summary = await self._work()
+            async with asyncio.timeout(None if seconds is None else self._left(seconds)) as limit:
+                summary, exchange_id = await self._work()
         except TimeoutError as error:
-            late = limit.expired()
-            self._fail(
-                RequestTimedOut(f"the request ran for more than {seconds:g} seconds") if late else error
-            )
+            late = RequestTimedOut(f"the request ran for more than {seconds:g} seconds")
+            self._fail(late if limit.expired() else error)
         except Exception as error:
             self._fail(error)
         else:
             self._end()
-            self._say(summary)
+            self._say([summary])
+            self._learn(summary, exchange_id)
 
     def _left(self, seconds: float) -> float:
         return max(0.0, self._entered + seconds - time.monotonic())
@@ -135,145 +121,63 @@ class NativeExchange:
         on_end, self._on_end = self._on_end, _nothing
         on_end()
 
-    def _say(self, *events: NativeEvent) -> None:
+    def _say(self, events: Sequence[NativeEvent]) -> None:
         if events:
             self._said.put_nowait(list(events))
 
-    async def _work(self) -> Summary:
+    async def _work(self) -> tuple[Summary, str]:
+        """The summary, and the id of the last round."""
         # Held for all rounds: the model must not go while a tool runs.
         with await self._means.attach(self._chat.turn.model, self._narrate_load) as service:
-            desk, turn = await self._prepare_first()
-            reason = await self._rounds(service, desk, turn)
-            model = service.model
-        return self._account.summary(
-            model.id,
-            model.context_length,
-            reason=reason,
-            calls=tuple(self._calls),
-            messages=tuple(self._written) if self._calls or self._account.rounds > 1 else (),
-        )
+            offered = await self._means.toolbox.offer(self._chat.server_tools)
+            rounds = self._rounds(service, offered)
+            summary = await rounds.run(self._turn(offered, await self._recall()))
+        return summary, rounds.exchange_id
 
     def _narrate_load(self, progress: LoadProgress) -> None:
-        self._say(Status(progress.phase, progress.done, progress.total))
+        self._say([Status(progress.phase, progress.done, progress.total)])
 
-    async def _prepare_first(self) -> tuple[CallDesk, ChatTurn]:
-        """Gather the tools and texts that the server adds."""
-        chat, around = self._chat, self._surroundings
-        offered = await self._means.toolbox.offer(chat.server_tools)
-        self._opening = [*around.uses, *(to_use(outcome) for outcome in offered.refused)]
+    def _rounds(self, service: ChatService, offered: Offer) -> Rounds:
+        chat, around, means = self._chat, self._surroundings, self._means
         names = frozenset(tool["function"]["name"] for tool in offered.definitions)
-        desk = CallDesk(chat.client_tools, names, self._means.toolbox, around.offer, self._say)
-        system = [text for text in (around.pinned, around.offer.catalog) if text]
+        return Rounds(
+            chat,
+            service,
+            CallDesk(chat.client_tools, names, means.toolbox, around.offer, lambda said: self._say([said])),
+            self._say,
+            self._skipping,
+            opening=(*around.uses, *(to_use(outcome) for outcome in offered.refused)),
+            max_rounds=means.max_rounds,
+            entered=self._entered,
+        )
+
+    def _turn(self, offered: Offer, remembered: str) -> ChatTurn:
+        """The turn of the first round: what is asked, and what the server adds."""
+        chat, around = self._chat, self._surroundings
         conversation = surround(
-            chat.turn.conversation, system=system, tools=(*offered.definitions, *around.offer.tools)
+            chat.turn.conversation,
+            system=[text for text in (remembered, around.pinned, around.offer.catalog) if text],
+            tools=(*offered.definitions, *around.offer.tools),
         )
-        return desk, replace(chat.turn, conversation=conversation)
+        return replace(chat.turn, conversation=conversation)
 
-    async def _rounds(self, service: ChatService, desk: CallDesk, turn: ChatTurn) -> FinishReason | None:
-        """Generate until the model answers, or calls a tool of the client's. A reason that differs from
-        that of the last round, if there is one."""
-        base = turn.conversation
-        while True:
-            try:
-                choice = await self._generate(service, desk, turn)
-            except CloseCannotFit:
-                if not self._account.rounds:
-                    raise
-                return FinishReason.LENGTH
-            runs = choice.finish_reason is FinishReason.TOOL_CALLS
-            calls = [to_call(shape) for shape in choice.tool_calls]
-            own = [call for call in calls if not desk.is_clients(call)] if runs else []
-            # Calls that nobody will answer have no place in a transcript.
-            kept = [
-                s for s, call in zip(choice.tool_calls, calls, strict=True) if runs or desk.is_clients(call)
-            ]
-            self._written.append(_written(choice, kept))
-            if not own:
-                return None
-            self._written.extend(await desk.run(own))
-            if len(own) < len(calls):
-                # The caller's part of the round is still to be done; the server's is in `messages`.
-                return None
-            if self._account.tokens_left <= 0:
-                return FinishReason.LENGTH
-            turn = self._next_turn(turn, base)
+    async def _recall(self) -> str:
+        """What the memory holds that goes with the question, for the system turn."""
+        chat = self._chat
+        if chat.memory is None:
+            return ""
+        question = question_of(chat.turn.conversation)
+        facts = await self._means.memory.recall(current_owner(), chat.memory, chat.memory_store, question)
+        return as_context(facts)
 
-    def _next_turn(self, turn: ChatTurn, base: Conversation) -> ChatTurn:
-        """The next round: what was written joins the conversation, what was used up is gone."""
-        policy, choice = turn.tool_policy, base.tool_choice
-        if policy is not None and policy.mode in ("required", "named"):
-            # The call that was asked for has been made.
-            policy, choice = replace(policy, mode="auto", name=None), "auto"
-        is_last = self._account.rounds == self._means.max_rounds - 1
-        conversation = replace(
-            base,
-            messages=(*base.messages, *self._written),
-            # The last round has to be an answer, or the client's affair.
-            tools=self._chat.turn.conversation.tools if is_last else base.tools,
-            tool_choice=choice,
-        )
-        return self._account.next_turn(replace(turn, conversation=conversation, tool_policy=policy))
-
-    async def _generate(self, service: ChatService, desk: CallDesk, turn: ChatTurn) -> ChoiceEnd:
-        """One round. Gives the first choice; only exchanges of one round have more."""
-        entered = time.monotonic() if self._account.rounds else self._entered
-        prepared = await service.in_worker(partial(_prepare, service, turn))
-        exchange = service.start(prepared, entered=entered)
-        try:
-            self._current = exchange
-            self._say_opening()
-            if self._skips_next:
-                self._skips_next = False
-                exchange.skip_thinking()
-            if self._chat.stream:
-                completion = await self._forward(exchange, desk)
-            else:
-                completion = await exchange.collect()
-        finally:
-            self._current = None
-            exchange.abandon()
-        self._account.add(prepared, completion, service.model.max_tokens_default)
-        calls = [to_call(shape) for shape in completion.choices[0].tool_calls]
-        self._calls.extend(call for call in calls if desk.is_clients(call))
-        return completion.choices[0]
-
-    def _say_opening(self) -> None:
-        opening, self._opening = self._opening, []
-        self._say(*([Status("session")] if self._chat.stream else []), *opening)
-
-    async def _forward(self, exchange: Exchange, desk: CallDesk) -> Completion:
-        """Say what is generated, as it comes."""
-        voice = Voice(exchange.head.prompt_tokens, self._account, desk.is_clients)
-        ends: dict[int, ChoiceEnd] = {}
-        async with contextlib.aclosing(exchange.events()) as batches:
-            async for batch in batches:
-                for event in batch:
-                    if isinstance(event, ChoiceEnd):
-                        ends[event.index] = event
-                self._say(*(said for event in batch for said in voice.say(event)))
-        return Completion(exchange.head, tuple(ends[i] for i in sorted(ends)))
-
-
-def _prepare(service: ChatService, turn: ChatTurn) -> Prepared:
-    try:
-        return service.prepare(turn)
-    except InvalidField as error:
-        # The tools stand in an envelope that a request of this dialect does not have.
-        if error.param is not None:
-            mended = error.param.replace("].function", "]")
-            error.message = error.message.replace(error.param, mended)
-            error.param = mended
-        raise
-
-
-def _written(choice: ChoiceEnd, calls: list[dict[str, Any]]) -> Message:
-    """What the model wrote in one round, as a message for the next."""
-    return Message(
-        role="assistant",
-        content=choice.content,
-        reasoning_content=choice.reasoning or None,
-        tool_calls=tuple(calls) or None,
-    )
+    def _learn(self, summary: Summary, exchange_id: str) -> None:
+        """Have the memory learn from an exchange that came to an answer, once that is out."""
+        chat, memory, answer = self._chat, self._means.memory, summary.alternatives[0]
+        if chat.memory is None or not memory.is_on or answer.reason is not FinishReason.STOP:
+            return
+        key = memory.key(current_owner(), chat.memory, chat.memory_store)
+        question = question_of(chat.turn.conversation)
+        memory.learn(Transcript(key, exchange_id, summary.model, question, answer.text))
 
 
 def _nothing() -> None:

@@ -25,7 +25,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID)]
 # Behind `$` Python would let a line break pass.
-MemoryId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,128}$(?!\n)")]
+MemoryId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$(?!\n)")]
 ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,128}$(?!\n)")]
 Phase = Literal["downloading", "loading", "session", "prompt"]
 Channel = Literal["thinking", "text", "tool"]
