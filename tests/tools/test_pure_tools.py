@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from datetime import UTC, datetime
@@ -215,6 +216,18 @@ async def test_differences() -> None:
 )
 async def test_times_that_make_no_sense(arguments: dict[str, Any], reason: str) -> None:
     assert reason in await clock(**arguments)
+
+
+@given(
+    st.sampled_from(["now", "convert", "add", "difference"]),
+    st.one_of(st.none(), st.datetimes().map(datetime.isoformat), st.text(max_size=30)),
+    st.one_of(st.sampled_from(["UTC", "Asia/Tokyo", "America/New_York"]), st.text(max_size=30)),
+    st.integers(-10_000_000, 10_000_000),
+)
+def test_any_question_of_time_has_an_answer(operation: str, time: str | None, zone: str, amount: int) -> None:
+    arguments = {"operation": operation, "time": time, "timezone": zone, "to_timezone": zone, "days": amount}
+    result = asyncio.run(DateTime(lambda: NOW).run({**arguments, "months": amount % 1000, "until": time}))
+    assert result.is_error or json.loads(result.text)
 
 
 @pytest.mark.parametrize(

@@ -351,7 +351,9 @@ class FilesSettings:
     max_bytes: int = _setting(8_388_608, "Bytes that one file may have.", low=1, high=2**31 - 1)
     max_chars: int = _setting(400_000, "Characters of text that one file may hold.", low=1, high=2**26)
     max_pages: int = _setting(200, "Pages that one PDF may have.", low=1, high=100_000)
-    timeout_s: float = _setting(20.0, "Seconds that reading one PDF may take.", above=0, high=3600)
+    timeout_s: float = _setting(
+        20.0, "Seconds that reading the PDFs of one request may take.", above=0, high=3600
+    )
     max_memory_bytes: int = _setting(
         1_073_741_824, "Bytes of memory that reading one PDF may take.", low=268_435_456
     )

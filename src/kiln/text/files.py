@@ -11,11 +11,12 @@ import asyncio
 import base64
 import binascii
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kiln.confine.run import Bounds, ConfinedError, run_confined
+from kiln.confine.run import Bounds, ConfinedError, TookTooLong, run_confined
 from kiln.core.errors import InvalidField
 from kiln.core.settings import FilesSettings
 
@@ -51,6 +52,20 @@ class GivenFile:
     data: str | None = None
 
 
+class _Clock:
+    """What is left of the time that a request has for its PDFs; it runs inside `with`."""
+
+    def __init__(self, seconds: float) -> None:
+        self.left_s = seconds
+        self._began = 0.0
+
+    async def __aenter__(self) -> None:
+        self._began = time.monotonic()
+
+    async def __aexit__(self, *error: object) -> None:
+        self.left_s = max(0.0, self.left_s - (time.monotonic() - self._began))
+
+
 class FileReader:
     """Reads the files of requests within the limits of the settings. One a server."""
 
@@ -68,12 +83,16 @@ class FileReader:
                 param=f"messages[{first}].files",
                 hint="Send fewer files, or raise files.max_files.",
             )
-        return [
-            "\n".join([await self._block(file, f"messages[{i}].files[{j}]") for j, file in enumerate(files)])
-            for i, files in enumerate(messages)
-        ]
+        clock = _Clock(self._limits.timeout_s)
+        blocks = []
+        for i, files in enumerate(messages):
+            found = [
+                await self._block(file, f"messages[{i}].files[{j}]", clock) for j, file in enumerate(files)
+            ]
+            blocks.append("\n".join(found))
+        return blocks
 
-    async def _block(self, file: GivenFile, param: str) -> str:
+    async def _block(self, file: GivenFile, param: str, clock: _Clock) -> str:
         _check_name(file.name, param)
         if (file.text is None) == (file.data is None):
             raise InvalidField(f"{param} must have either text or data", param=param)
@@ -82,7 +101,7 @@ class FileReader:
             return show_file(file.name, file.text)
         content = await asyncio.to_thread(self._decode, file, f"{param}.data")
         if content[:1024].lstrip().startswith(b"%PDF-"):
-            pages, text = await self._read_pdf(content, file.name, f"{param}.data")
+            pages, text = await self._read_pdf(content, file.name, f"{param}.data", clock)
             return show_file(file.name, text, pages)
         text = await asyncio.to_thread(_as_text, content, file, f"{param}.data")
         self._check_length(text, file.name, f"{param}.data")
@@ -123,18 +142,22 @@ class FileReader:
                 hint="Send a part of the file, or raise files.max_chars.",
             )
 
-    async def _read_pdf(self, content: bytes, name: str, param: str) -> tuple[int, str]:
+    async def _read_pdf(self, content: bytes, name: str, param: str, clock: _Clock) -> tuple[int, str]:
         limits = {"max_pages": self._limits.max_pages, "max_chars": self._limits.max_chars}
         bounds = Bounds(
-            timeout_s=self._limits.timeout_s,
+            timeout_s=clock.left_s,
             memory_bytes=self._limits.max_memory_bytes,
             # A character takes at most twelve bytes as a pair of escapes in JSON.
             output_bytes=12 * self._limits.max_chars + 1024,
         )
         payload = json.dumps(limits).encode() + b"\n" + content
         try:
-            async with self._children:
+            # Waiting for a turn is not the request's fault and does not count.
+            async with self._children, clock:
                 output = await run_confined("kiln.text.pdf:extract", payload, bounds)
+        except TookTooLong:
+            seconds = f"{self._limits.timeout_s:g} seconds, what a request may take for its PDFs"
+            raise _bad_pdf(name, param, f"cannot be read within {seconds}") from None
         except ConfinedError as error:
             raise _bad_pdf(name, param, f"cannot be read: {error}") from None
         answer: dict[str, Any] = await asyncio.to_thread(json.loads, output)

@@ -23,6 +23,7 @@ from httpcore import SOCKET_OPTION, AsyncNetworkBackend, AsyncNetworkStream
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
+CONNECT_S = 5.0
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 # Public by their number, but none of them leads to a page: local NAT64, the relays and addresses of 6to4,
 # IPv4-compatible addresses, site-local ones, and a metadata service that a cloud put on a public address.
@@ -131,7 +132,9 @@ class GuardedNetwork(AsyncNetworkBackend):
         failure: Exception = httpcore.ConnectError(f"{host} cannot be reached")
         for address in (await self.addresses(host, port))[:4]:
             try:
-                return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+                # An address that never answers must not use up the time of those behind it.
+                wait = CONNECT_S if timeout is None else min(timeout, CONNECT_S)
+                return await self._inner.connect_tcp(address, port, wait, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failure = error
         raise failure
