@@ -5,11 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from bench import budget_cost, event_path, ledger_cost, overshoot, sampler_cost, scoring_memory, standing
+from bench import (
+    budget_cost,
+    event_path,
+    grammar_cost,
+    ledger_cost,
+    overshoot,
+    sampler_cost,
+    scoring_memory,
+    standing,
+)
 
 WORKLOADS: dict[str, Callable[[], None]] = {
     "budget-cost": budget_cost.main,
     "overshoot": overshoot.main,
+    "grammar-cost": grammar_cost.main,
     "sampler-cost": sampler_cost.main,
     "event-path": event_path.main,
     "ledger-cost": ledger_cost.main,

@@ -251,7 +251,7 @@ def test_states_of_one_grammar_are_independent() -> None:
     compiler = GrammarCompiler(LETTERS)
     first, second = compiler.state(NUMBER), compiler.state(NUMBER)
     first.accept(spell("7")[0])
-    assert first.allowed()[EOS] and not second.allowed()[EOS]
+    assert first.allowed().mask[EOS] and not second.allowed().mask[EOS]
 
 
 def test_a_token_that_is_not_allowed_is_an_error_and_not_a_silent_one() -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kiln.core.sampling import SamplingParams
 from kiln.engine.ports import GenerationRequest
-from kiln.engine.sampler import SequenceSampler
+from kiln.engine.sampler import Allowed, SequenceSampler
 
 SIZE = 700
 GREEDY = SamplingParams(temperature=0.0)
@@ -27,10 +27,10 @@ def noise(seed: int) -> NDArray[np.float32]:
     return np.random.default_rng(seed).normal(0, 3, SIZE).astype(np.float32)
 
 
-def only(*ids: int) -> NDArray[np.bool_]:
+def only(*ids: int) -> Allowed:
     allowed = np.zeros(SIZE, np.bool_)
     allowed[list(ids)] = True
-    return allowed
+    return Allowed(allowed)
 
 
 params = st.builds(
@@ -105,7 +105,7 @@ def test_no_rounding_draws_what_is_not_allowed(
     allowed = only(*range(100, 200), *range(300, 310))
     for seed in range(100):
         token, logprob = sampler(params).pick(noise(seed), allowed)
-        assert allowed[token] and logprob > -60
+        assert allowed.mask[token] and logprob > -60
 
 
 def test_one_allowed_token_is_certain() -> None:

@@ -67,10 +67,10 @@ def accepts(grammar: str, text: str) -> bool:
     """Whether the grammar admits this text, letter by letter, and an end behind it."""
     state = COMPILER.state(grammar)
     for token in spell(text):
-        if state.is_complete or not state.allowed()[token]:
+        if state.is_complete or not state.allowed().mask[token]:
             return False
         state.accept(token)
-    return state.is_complete or bool(state.allowed()[EOS])
+    return state.is_complete or bool(state.allowed().mask[EOS])
 
 
 ONE = {

@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
-from numpy.typing import NDArray
 
 from kiln.core.errors import GrammarFailed, KilnError
 from kiln.core.tokens import Tokenizer
+from kiln.engine.sampler import Allowed
 
 # Compiled grammars kept for requests to come. One takes from some kilobytes to a few megabytes.
 KEPT_GRAMMARS = 64
@@ -30,13 +30,17 @@ _PLACE = re.compile(r"^(?:ERROR: )?(?:at \d+\(\d+\): )?(?:failed to compile JSON
 class GrammarState:
     """Where one sequence stands in its grammar. Used on the engine thread only."""
 
-    __slots__ = ("_bits", "_has_begun", "_matcher", "_vocabulary")
+    __slots__ = ("_address", "_bits", "_coming", "_foreseen", "_has_begun", "_matcher", "_vocabulary")
 
     def __init__(self, matcher: LLMatcher, vocabulary: GrammarVocabulary) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
-        self._bits = np.zeros(vocabulary.mask_words, np.uint32)
+        self._bits = np.zeros(4 * vocabulary.mask_words, np.uint8)
+        self._address = self._bits.ctypes.data
         self._has_begun = False
+        # While the model runs, another thread finds out what may come next.
+        self._coming: Future[None] | None = None
+        self._foreseen: Allowed | GrammarFailed | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -44,17 +48,34 @@ class GrammarState:
         return self._has_begun and self._matcher.is_stopped()
 
     @property
-    def while_thinking(self) -> NDArray[np.bool_]:
+    def while_thinking(self) -> Allowed:
         """What may come before the grammar begins: all but the end, as there is no answer yet."""
         return self._vocabulary.endless
 
-    def allowed(self) -> NDArray[np.bool_]:
-        """Which tokens may come next, shape (n_vocab,). Raises GrammarFailed if that is too hard to tell."""
-        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+    def allowed(self) -> Allowed:
+        """Which tokens may come next. Raises GrammarFailed if there are none, or that is too hard to tell."""
+        if self._coming is None:
+            return self._compute()
+        if self._foreseen is None:
+            self._coming.result()
+        foreseen, self._coming, self._foreseen = self._foreseen, None, None
+        assert foreseen is not None
+        if isinstance(foreseen, GrammarFailed):
+            raise foreseen
+        return foreseen
+
+    def _foresee(self) -> None:
+        try:
+            self._foreseen = self._compute()
+        except GrammarFailed as error:
+            self._foreseen = error
+
+    def _compute(self) -> Allowed:
+        self._matcher.unsafe_compute_mask_ptr(self._address, len(self._bits))
         self._check()
-        bits = np.unpackbits(self._bits.view(np.uint8), bitorder="little", count=self._vocabulary.n_vocab)
-        allowed = bits.view(np.bool_)
-        if not allowed.any():
+        bits = np.unpackbits(self._bits, bitorder="little", count=self._vocabulary.n_vocab)
+        allowed = Allowed(bits.view(np.bool_))
+        if allowed.ids is not None and not len(allowed.ids):
             raise GrammarFailed("the grammar leaves no token that could come next")
         return allowed
 
@@ -79,6 +100,21 @@ class GrammarState:
             raise GrammarFailed(f"the grammar cannot be followed: {brief(self._matcher.get_error())}")
 
 
+def foresee(states: Sequence[GrammarState], pool: Executor) -> None:
+    """Begin to find out what `allowed` will say of each; nothing else may be asked of them before that."""
+    # A sequence that was preempted has not used what was found out for it.
+    asked = [state for state in states if state._coming is None]
+
+    def compute() -> None:
+        for state in asked:
+            state._foresee()
+
+    if asked:
+        coming = pool.submit(compute)
+        for state in asked:
+            state._coming = coming
+
+
 class GrammarVocabulary:
     """A tokenizer as llguidance sees it. Building it takes up to a second for a large vocabulary."""
 
@@ -99,8 +135,9 @@ class GrammarVocabulary:
         self.eos_token_id = ends[0]
         self._tokenizer = tokenizer
         self.mask_words = (len(self.tokens) + 31) // 32
-        self.endless = np.ones(self.n_vocab, np.bool_)
-        self.endless[[token for token in ends if token < self.n_vocab]] = False
+        all_but_ends = np.ones(self.n_vocab, np.bool_)
+        all_but_ends[[token for token in ends if token < self.n_vocab]] = False
+        self.endless = Allowed(all_but_ends)
         self.native = LLTokenizer(TokenizerWrapper(self), eos_token=ends)
 
     def __call__(self, text: bytes | str) -> list[int]:
@@ -173,13 +210,14 @@ class GrammarReady:
 
 
 class GrammarThreads:
-    """Compiles beside the engine thread, so that a slow grammar makes nobody else wait."""
+    """What is done beside the engine thread: grammars are compiled, and masks made while the model runs."""
 
     def __init__(self, compiler: GrammarCompiler, publish: Callable[[GrammarReady], None]) -> None:
         """`publish` is called on a compiling thread."""
         self._compiler = compiler
         self._publish = publish
         self._pool = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="kiln-grammar")
+        self._mask_pool = ThreadPoolExecutor(1, thread_name_prefix="kiln-masks")
 
     def ask(self, key: int, grammar: str) -> GrammarState | None:
         """A state at once if the grammar is known; else None, and a GrammarReady later."""
@@ -188,8 +226,13 @@ class GrammarThreads:
             self._pool.submit(self._compile, key, grammar)
         return state
 
+    def foresee(self, states: Sequence[GrammarState]) -> None:
+        """Have the masks of the next step computed while the model runs."""
+        foresee(states, self._mask_pool)
+
     def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (self._pool, self._mask_pool):
+            pool.shutdown(wait=True, cancel_futures=True)
 
     def _compile(self, key: int, grammar: str) -> None:
         try:

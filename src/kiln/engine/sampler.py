@@ -14,6 +14,26 @@ from numpy.typing import NDArray
 
 from kiln.engine.ports import GenerationRequest
 
+# Where less than one in so many tokens is allowed, picking them out costs less than masking the others.
+_FEW = 16
+_NEVER = np.float32(-np.inf)
+
+
+class Allowed:
+    """The tokens that a grammar leaves: by id where they are few, else as a mask of shape (n_vocab,)."""
+
+    __slots__ = ("ids", "mask")
+
+    def __init__(self, mask: NDArray[np.bool_]) -> None:
+        self.mask = mask
+        few = np.count_nonzero(mask) * _FEW <= len(mask)
+        self.ids: NDArray[np.int64] | None = np.flatnonzero(mask) if few else None
+
+    def without(self, token: int) -> Allowed:
+        mask = self.mask.copy()
+        mask[token] = False
+        return Allowed(mask)
+
 
 class SequenceSampler:
     """The sampling state of one sequence: its policy, its draw counter, the tokens it has seen."""
@@ -42,13 +62,13 @@ class SequenceSampler:
             if self._seen is not None:
                 self._seen.add(token)
 
-    def pick(
-        self, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None = None
-    ) -> tuple[int, float]:
-        """Draw one token among the `allowed` ones. Returns (token id, natural-log probability).
+    def pick(self, logits: NDArray[np.float32], allowed: Allowed | None = None) -> tuple[int, float]:
+        """Draw one token among the `allowed` ones, of which there is one at least.
 
-        `logits` and `allowed` have shape (n_vocab,); at least one token is allowed.
+        `logits` has shape (n_vocab,). Returns (token id, natural-log probability).
         """
+        if allowed is not None and allowed.ids is not None and len(allowed.ids) == 1:
+            return int(allowed.ids[0]), 0.0
         params = self._request.sampling
         if self._bias is not None:
             ids, values = self._bias
@@ -57,11 +77,10 @@ class SequenceSampler:
         if params.has_penalties:
             logits = self._penalised(logits)
         if allowed is not None:
-            if np.count_nonzero(allowed) * _FEW > len(allowed):
-                return self._draw(np.where(allowed, logits, _NEVER))
-            ids = np.flatnonzero(allowed)
-            place, logprob = self._draw(logits[ids])
-            return int(ids[place]), logprob
+            if allowed.ids is None:
+                return self._draw(np.where(allowed.mask, logits, _NEVER))
+            place, logprob = self._draw(logits[allowed.ids])
+            return int(allowed.ids[place]), logprob
         return self._draw(logits)
 
     def _draw(self, logits: NDArray[np.float32]) -> tuple[int, float]:
@@ -102,7 +121,12 @@ def final_distribution(
     `logits` shape (n_vocab,), temperature > 0. The most likely token always survives. Ties are
     broken by token id, so that the order never depends on the sorting algorithm.
     """
-    if 0 < top_k < len(logits):
+    is_whole = len(logits) <= _BLOCK
+    if is_whole:
+        # Few tokens are sorted faster than searched.
+        ids = (-logits).argsort(kind="stable")[: top_k if top_k > 0 else None]
+        ids = ids[logits[ids] > _NEVER]
+    elif 0 < top_k < len(logits):
         ids = top_ids(logits, top_k)
         ids = ids[logits[ids] > _NEVER]
     elif min_p > 0.0:
@@ -118,7 +142,7 @@ def final_distribution(
         ids, scaled = ids[keep], scaled[keep]
     logprobs = _log_softmax(scaled)
     if top_p < 1.0:
-        if not 0 < top_k < len(logits) and min_p <= 0.0:
+        if not is_whole and not 0 < top_k < len(logits) and min_p <= 0.0:
             # The nucleus is measured against the whole vocabulary, of which `ids` is only the head.
             mass = np.exp(scaled).cumsum() / _total_weight(logits, temperature)
         else:
@@ -146,9 +170,6 @@ def uniform(seed: int, choice: int, index: int) -> float:
     return (x0 >> 11) * 2.0**-53
 
 
-# Where less than one in so many tokens is allowed, picking them out costs less than masking the others.
-_FEW = 16
-_NEVER = np.float32(-np.inf)
 _MASK = 2**64 - 1
 _PHILOX_M0, _PHILOX_M1 = 0xD2E7470EE14C6C93, 0xCA5A826395121157
 _PHILOX_W0, _PHILOX_W1 = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B

@@ -102,6 +102,11 @@ class Sequence:
         return self.drafter.propose(min(most, self.request.max_tokens - self.generated - 1))
 
     @property
+    def follows_grammar(self) -> bool:
+        """Whether the next token is the grammar's to allow: there is one, and no thinking is open."""
+        return self.slot is not None and self.generated > 0 and (self.gate is None or self.gate.is_done)
+
+    @property
     def ids(self) -> NDArray[np.int32]:
         """What is to be computed before the next pick."""
         return self._prompt if self.generated == 0 else np.asarray(self.tokens, np.int32)

@@ -218,6 +218,9 @@ class EngineWorker:
                 self._score(sequence, chunk, rows, sequence.request.scores)
             elif chunk.outputs:
                 self._go_on(sequence, chunk, rows, now)
+        if self._grammars is not None:
+            states = [s.grammar for s in planned.rows if s.grammar is not None and s.follows_grammar]
+            self._grammars.foresee(states)
         self._times.sampling_s += time.monotonic() - now
         return True
 
@@ -367,8 +370,7 @@ def _choose_before_grammar(
     allowed = grammar.while_thinking
     sampled, logprob = sequence.sampler.pick(logits, allowed)
     while not grammar.can_begin_with(rest := gate.text_after_close(sampled)):
-        allowed = allowed.copy()
-        allowed[sampled] = False
+        allowed = allowed.without(sampled)
         sampled, logprob = sequence.sampler.pick(logits, allowed)
     token, source = gate.accept(sampled, now)
     if source is Source.FORCED:
