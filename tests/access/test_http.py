@@ -96,7 +96,7 @@ class TestWithoutAKey:
             {"authorization": "Basic YTpi"},
             {"authorization": "Bearer"},
             {"x-api-key": ""},
-            {"cookie": b"kiln_session=;;=\xe4\""},
+            {"cookie": b'kiln_session=;;=\xe4"'},
             {"cookie": "kiln_session=kilns-" + "A" * 43},
         ],
     )
@@ -166,6 +166,16 @@ class TestLimits:
             assert httpx.post(url, json={"request_id": exchange}, headers=headers).status_code == 202
             assert closed.ask(closed.key("wide")).status_code == 200
         # The stream was left in the middle.
+        closed.stage.clear()
+        wait_until(lambda: closed.ask(headers).status_code == 200, "the place is free again", within_s=10)
+
+    def test_a_place_is_free_when_nobody_waits_for_the_answer(self, closed: Site) -> None:
+        headers = closed.key("hasty", max_concurrency=1)
+        closed.stage.repeat("word ")
+        closed.stage.pace_s = 0.005
+        with pytest.raises(httpx.ReadTimeout):
+            url, body = f"{closed.server.url}/v1/chat/completions", chat_body("hi", max_tokens=4000)
+            httpx.post(url, json=body, headers=headers, timeout=httpx.Timeout(30, read=0.5))
         closed.stage.clear()
         wait_until(lambda: closed.ask(headers).status_code == 200, "the place is free again", within_s=10)
 
@@ -326,6 +336,13 @@ class TestOpenServer:
         wait_until(
             lambda: httpx.get(url).json()["scopes"] == ["inference"], "callers are no admins", within_s=10
         )
+
+    def test_a_page_that_took_its_address_gets_nothing(self, open_site: Site) -> None:
+        url = f"{open_site.server.url}/lmkit/v1/memory"
+        refused = httpx.get(url, headers={"host": "evil.example:8420"})
+        assert (refused.status_code, code_of(refused)) == (403, "cross_site_request")
+        headers = open_site.key("proxied") | {"host": "chat.example"}
+        assert httpx.get(url, headers=headers).status_code == 200
 
     def test_a_page_of_another_site_gets_nothing_done(self, open_site: Site) -> None:
         refused = open_site.ask({"origin": "https://evil.example"})

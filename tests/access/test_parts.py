@@ -11,7 +11,7 @@ import pytest
 
 from kiln.access.book import KeyBook
 from kiln.access.limits import Limits
-from kiln.access.origin import is_cross_site
+from kiln.access.origin import is_cross_site, is_rebound
 from kiln.core.errors import StoreFailed, TooManyAtOnce, TooManyPerMinute
 from kiln.http.guard import required_scope
 from kiln.store.database import Database
@@ -87,6 +87,30 @@ class TestLimits:
 )
 def test_cross_site(method: str, headers: dict[str, str], cross: bool) -> None:
     assert is_cross_site(method, headers, TRUSTED) is cross
+
+
+@pytest.mark.parametrize(
+    ("host", "rebound"),
+    [
+        ("127.0.0.1:8420", False),
+        ("[::1]:8420", False),
+        ("[::1]", False),
+        ("localhost:8420", False),
+        ("LOCALHOST.:8420", False),
+        ("host.docker.internal:8420", False),
+        ("gateway", False),
+        ("nas.local:8420", False),
+        ("", False),
+        ("chat.example", False),
+        ("chat.example:8420", True),
+        ("evil.example", True),
+        ("evil.example.:8420", True),
+        ("127.0.0.1.evil.example:8420", True),
+        ("localhost.evil.example", True),
+    ],
+)
+def test_rebound_names(host: str, rebound: bool) -> None:
+    assert is_rebound(host, TRUSTED) is rebound
 
 
 @pytest.mark.parametrize(

@@ -264,13 +264,27 @@ class TestModelExtractor:
             await state.memory.idle()
             assert await state.memory.recall("ana", "home", None, "x") == []
 
+    async def test_what_was_made_up_is_left_out(self, tmp_path: Path) -> None:
+        async with scripted(tmp_path) as (state, stage):
+            facts = [
+                {"text": text, "replaces": []} for text in ("The user owns a yacht", "The user likes tea")
+            ]
+            stage.say(json.dumps({"facts": facts}))
+            state.memory.learn(transcript(state.memory, "Two teas, please"))
+            await state.memory.idle()
+            assert await recalled(state.memory, "yacht") == []
+            stage.say(json.dumps({"facts": facts}))
+            state.memory.learn(transcript(state.memory, "Tea, please"))
+            await state.memory.idle()
+            assert await recalled(state.memory, "yacht") == ["The user likes tea"]
+
     async def test_a_long_exchange_is_cut_to_the_context(self, tmp_path: Path) -> None:
         async with scripted(tmp_path, engine__ctx_size=1536) as (state, stage):
-            stage.say(json.dumps({"facts": [{"text": "The user writes at length", "replaces": []}]}))
+            stage.say(json.dumps({"facts": [{"text": "The user often says yes", "replaces": []}]}))
             state.memory.learn(transcript(state.memory, "word " * 3000, "yes " * 3000))
             await state.memory.idle()
             found = await state.memory.recall("ana", "home", None, "x")
-            assert [fact.text for fact in found] == ["The user writes at length"]
+            assert [fact.text for fact in found] == ["The user often says yes"]
 
     async def test_a_model_that_is_gone_teaches_nothing(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -21,6 +21,7 @@ from kiln.store.facts import (
     clean,
     is_memory_id,
     normalize,
+    shares_words,
     similarity,
     words_of,
 )
@@ -89,6 +90,21 @@ class TestText:
         assert words_of('Tea "tea" OR NEAR(x) *') == ["tea", "near", "x"]
         assert words_of("Who is it?") == ["who", "is", "it"]
         assert len(words_of(" ".join(map(str, range(1000))))) == MAX_QUERY_WORDS
+
+    @pytest.mark.parametrize(
+        ("fact", "text", "shared"),
+        [
+            ("The user moves to Oslo", "I moved last week", True),
+            ("The user likes tea", "Is there any TEA?", True),
+            ("The user is what they are", "what is it that you are", False),
+            ("The user plays chess", "3+8=?", False),
+            ("ユーザーは京都に住んでいる", "私は京都に引っ越した", True),
+            ("ユーザーは猫が好き", "今日は", False),
+            ("", "anything", False),
+        ],
+    )
+    def test_what_has_something_of_a_text_in_it(self, fact: str, text: str, shared: bool) -> None:
+        assert shares_words(fact, text) is shared
 
     def test_likeness_knows_order(self) -> None:
         assert similarity("Ana likes Ben", "ana likes ben!") == 1.0

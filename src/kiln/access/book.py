@@ -43,8 +43,8 @@ class KeyBook:
         await self._know(time.monotonic())
 
     async def close(self) -> None:
-        """Write what is left to write and end the thread."""
-        await self._do(self._note_all)
+        """Write what is left to write, and end the thread."""
+        await self._do(self._end)
         await asyncio.to_thread(self._thread.shutdown, wait=True)
 
     @property
@@ -127,8 +127,9 @@ class KeyBook:
         self._note({i: t for i, t in used.items() if now - self._noted.get(i, 0.0) >= _USED_EVERY_S})
         return self._store.ring()
 
-    def _note_all(self) -> None:
+    def _end(self) -> None:
         self._note(self._used.copy())
+        self._store.database.close()
 
     def _note(self, used: dict[int, float]) -> None:
         if not used:

@@ -18,7 +18,7 @@ from kiln.core.errors import ContextExceeded
 from kiln.core.messages import Conversation, Message
 from kiln.core.sampling import SamplingOverrides
 from kiln.core.turn import AnswerFormat, ChatTurn
-from kiln.store.facts import Fact, NewFact
+from kiln.store.facts import Fact, NewFact, shares_words
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,10 @@ class ModelExtractor:
             return []
         with lease as service:
             answer = await _ask(service, transcript, known)
-        return parse(answer, known, transcript.exchange_id)
+        said = f"{transcript.question}\n{transcript.answer}"
+        facts = parse(answer, known, transcript.exchange_id)
+        # What has no word of the exchange in it was made up.
+        return [fact for fact in facts if shares_words(fact.text, said)]
 
     async def _wait_for_quiet(self, model: str) -> None:
         """Wait until no exchange of the model runs. Nothing is held meanwhile: it may be unloaded."""

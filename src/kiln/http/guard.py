@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kiln.access.book import KeyBook
 from kiln.access.limits import Limits
-from kiln.access.origin import SAFE_METHODS, is_cross_site
+from kiln.access.origin import SAFE_METHODS, is_cross_site, is_rebound
 from kiln.core.access import ANONYMOUS, CALLER, Identity
 from kiln.core.errors import CrossSiteRefused, InvalidKey, KilnError, MissingKey, ScopeRefused
 from kiln.core.text import shorten
@@ -79,6 +79,9 @@ class AccessPolicy:
             if found is not None:
                 return identity_of_key(found[1]), found[1]
         if self.open_to_all:
+            host = headers.get("host", "")
+            if self._local and is_rebound(host, self.trusted_origins):
+                raise CrossSiteRefused(f"this server is not known by the name {shorten(host)}")
             await self.book.refresh()
             return Identity(ANONYMOUS, is_admin=self._local and not self.book.has_admin_key), None
         raise MissingKey("an API key is needed" if session is None else "the session has ended")

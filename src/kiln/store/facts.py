@@ -92,6 +92,23 @@ def words_of(text: str) -> list[str]:
     return (telling or words)[:MAX_QUERY_WORDS]
 
 
+def shares_words(fact: str, text: str) -> bool:
+    """Whether a fact has anything of a text in it: the beginning of a telling word, or two signs in a row
+    of a script that is written without spaces."""
+    return bool(_traces(fact) & _traces(text))
+
+
+def _traces(text: str) -> set[str]:
+    found = set()
+    for word in re.findall(r"\w+", text.casefold()):
+        if any(c >= "\u0e00" and not c.isspace() for c in word):
+            found |= {word[i : i + 2] for i in range(len(word) - 1)} or {word}
+        elif word not in _FILLERS and word != "user":
+            # Endings differ: "I moved" becomes "the user moves".
+            found.add(word[:4])
+    return found
+
+
 def similarity(a: str, b: str) -> float:
     """How alike two facts are in their words and the order of them, 0 to 1."""
     words_a, words_b = re.findall(r"\w+", normalize(a)), re.findall(r"\w+", normalize(b))
