@@ -193,7 +193,7 @@ class TestBook:
         before = time.time()
         await book.key_of(secret)
         await book.close()
-        used = store.list()[0].last_used_at
+        used = KeyStore(Database(store.database.path)).list()[0].last_used_at
         assert used is not None and before <= used <= time.time()
 
     async def test_an_expired_session_is_none(self, store: KeyStore) -> None:

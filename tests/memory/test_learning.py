@@ -266,7 +266,7 @@ class TestModelExtractor:
 
     async def test_what_was_made_up_is_left_out(self, tmp_path: Path) -> None:
         async with scripted(tmp_path) as (state, stage):
-            facts = [
+            facts: list[dict[str, Any]] = [
                 {"text": text, "replaces": []} for text in ("The user owns a yacht", "The user likes tea")
             ]
             stage.say(json.dumps({"facts": facts}))
