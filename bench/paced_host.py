@@ -54,6 +54,9 @@ class PacedRunner:
 
     def drop(self, sequence: int) -> None: ...
 
+    def length(self, sequence: int) -> int:
+        raise AssertionError("nothing is held")
+
     def trim(self, sequence: int, length: int) -> None: ...
 
     def collect(self) -> None: ...

@@ -116,6 +116,10 @@ class ScriptedRunner:
         self.dead |= {cell for cell, _ in self.kv.pop(sequence, [])}
         self.made_with.pop(sequence, None)
 
+    def length(self, sequence: int) -> int:
+        self.threads.add(threading.get_ident())
+        return len(self.kv.get(sequence, ()))
+
     def trim(self, sequence: int, length: int) -> None:
         self.threads.add(threading.get_ident())
         held = self.kv[sequence]

@@ -76,6 +76,7 @@ async def serving(runner: ScriptedRunner, **options: Any) -> AsyncIterator[Batch
         pieces=PIECES,
         context_length=runner.kv_cells,
         parallel=options.pop("parallel", runner.sequences),
+        checks_books=True,
         **options,
     )
     await engine.start()

@@ -53,6 +53,7 @@ async def engine_of(
         pieces=model.pieces,
         context_length=1024,
         parallel=16,
+        checks_books=True,
     )
     await engine.start()
     try:

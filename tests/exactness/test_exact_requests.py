@@ -34,6 +34,7 @@ async def engine_of(model: LlamaModel, kv_cells: int) -> AsyncIterator[BatchingE
         pieces=model.pieces,
         context_length=1024,
         parallel=16,
+        checks_books=True,
     )
     await engine.start()
     yield engine

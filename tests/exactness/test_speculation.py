@@ -34,6 +34,7 @@ async def engine_of(model: LlamaModel, kv_cells: int, *, draft_tokens: int) -> A
         pieces=model.pieces,
         context_length=1024,
         parallel=16,
+        checks_books=True,
         draft_tokens=draft_tokens,
     )
     await engine.start()

@@ -123,6 +123,9 @@ class ScriptedRunner:
     def drop(self, sequence: int) -> None:
         self._begins.pop(sequence, None)
 
+    def length(self, sequence: int) -> int:
+        raise AssertionError("nothing is held")
+
     def trim(self, sequence: int, length: int) -> None:
         raise AssertionError("nothing can be trimmed")
 

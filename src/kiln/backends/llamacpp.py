@@ -316,6 +316,9 @@ class LlamaRunner:
             native.llama_memory_seq_cp(self._memory, sequence, self._dead, -1, -1)
         native.llama_memory_seq_rm(self._memory, sequence, -1, -1)
 
+    def length(self, sequence: int) -> int:
+        return int(native.llama_memory_seq_pos_max(self._memory, sequence)) + 1
+
     def trim(self, sequence: int, length: int) -> None:
         native.llama_memory_seq_cp(self._memory, sequence, self._dead, length, -1)
         native.llama_memory_seq_rm(self._memory, sequence, length, -1)

@@ -180,6 +180,7 @@ def _inline_engine(
         retain_tokens=limits.retain_tokens,
         turn_steps=limits.turn_steps,
         draft_tokens=limits.draft_tokens,
+        checks_books=limits.checks_books,
         max_queue=settings.engine.max_queue,
         grammars=model.grammars,
         on_stopped=llama.close,
@@ -305,6 +306,7 @@ def _engine_limits(settings: Settings) -> EngineLimits:
         engine.retain_tokens,
         engine.adapter_turn_steps,
         engine.speculation_tokens if engine.speculation else 0,
+        engine.checks_books,
     )
 
 

@@ -220,6 +220,9 @@ class EngineSettings:
         "How idle compute threads wait: `active` spins, `passive` sleeps.",
         choices=("active", "passive"),
     )
+    checks_books: bool = _setting(
+        False, "Compare the KV book-keeping with the model's cache whenever the engine is idle."
+    )
     hang_timeout_s: float | None = _setting(
         180.0,
         "Seconds of silence after which a working engine process is replaced; longer than any step takes.",

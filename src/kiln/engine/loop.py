@@ -42,11 +42,14 @@ class BatchingEngine(EngineFrontend):
         retain_tokens: int = 4096,
         turn_steps: int = 4,
         draft_tokens: int = 0,
+        checks_books: bool = False,
         max_queue: int = 256,
         grammars: GrammarCompiler | None = None,
         on_stopped: Callable[[], None] = lambda: None,
     ) -> None:
-        limits = EngineLimits(parallel, step_tokens, stall_tokens, retain_tokens, turn_steps, draft_tokens)
+        limits = EngineLimits(
+            parallel, step_tokens, stall_tokens, retain_tokens, turn_steps, draft_tokens, checks_books
+        )
         super().__init__(context_length=context_length, limits=limits, max_queue=max_queue)
         self._make_runner = make_runner
         self._pieces = pieces

@@ -8,7 +8,7 @@ drives (run one model call). A distributed engine implements `Engine`; a local b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -189,6 +189,23 @@ class EngineStats:
     drafts_accepted: int = 0
     restarts: int = 0
 
+    def followed_by(self, later: EngineStats) -> EngineStats:
+        """`later`, with the totals of this one's engine added to its own."""
+        totals = {name: getattr(self, name) + getattr(later, name) for name in _TOTALS}
+        return replace(later, **totals)
+
+
+_TOTALS = (
+    "steps",
+    "prompt_tokens_computed",
+    "prompt_tokens_cached",
+    "preemptions",
+    "adapter_switches",
+    "tokens_drafted",
+    "drafts_accepted",
+    "restarts",
+)
+
 
 class Engine(Protocol):
     """Streams requests. All methods are called on the event loop's thread."""
@@ -298,6 +315,10 @@ class ModelRunner(Protocol):
 
     def drop(self, sequence: int) -> None:
         """Empty a sequence. Its cells stay taken until `collect`, so that the order of cells is kept."""
+        ...
+
+    def length(self, sequence: int) -> int:
+        """Tokens that a sequence holds."""
         ...
 
     def trim(self, sequence: int, length: int) -> None:

@@ -138,6 +138,8 @@ class ProcessEngine(EngineFrontend):
         # Commands for a child that is being started.
         self._held: deque[Command] = deque()
         self.restarts = 0
+        # What the children did that have ended.
+        self._past = EngineStats(0, 0, 0, 0, 0)
 
     @property
     def is_alive(self) -> bool:
@@ -148,7 +150,7 @@ class ProcessEngine(EngineFrontend):
         return self.is_alive and self._writer is None
 
     def stats(self) -> EngineStats:
-        return replace(super().stats(), restarts=self.restarts)
+        return replace(self._past.followed_by(super().stats()), restarts=self.restarts)
 
     @property
     def pid(self) -> int | None:
@@ -257,6 +259,8 @@ class ProcessEngine(EngineFrontend):
         begun = [g for g in self._generations.values() if g.has_begun]
         how, self._hung = "hung" if self._hung else "died", False
         self.fail(begun, EngineFailed(f"the engine process {how} while it worked on this request"))
+        self._past = self._past.followed_by(self._stats)
+        self._stats = EngineStats(0, len(self._generations), 0, self._stats.kv_cells, 0)
         self._held.clear()
         for generation in self._generations.values():
             self._held.append(generation.command)

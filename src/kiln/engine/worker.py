@@ -62,6 +62,7 @@ class EngineWorker:
         # What cannot be trimmed cannot take a draft back.
         self._draft_tokens = limits.draft_tokens if runner.can_share else 0
         self._publish = publish
+        self._checks_books = limits.checks_books
         self._scheduler = Scheduler(
             Limits(
                 running=limits.parallel,
@@ -102,6 +103,8 @@ class EngineWorker:
     def _work(self, commands: Inbox) -> None:
         while True:
             while self._scheduler.is_idle or not commands.empty():
+                if self._checks_books and self._scheduler.is_idle:
+                    self._check_books()
                 command = commands.get()
                 if command is None:
                     self._end_all(FinishReason.CANCELLED)
@@ -309,6 +312,14 @@ class EngineWorker:
         self._drop(self._scheduler.forget_all())
         if self._scheduler.collect_now():
             self._runner.collect()
+
+    def _check_books(self) -> None:
+        """AssertionError unless the books are whole, and say of every slot what the model's cache holds."""
+        ledger = self._scheduler.ledger
+        ledger.check()
+        for slot in range(self._runner.sequences):
+            held = self._runner.length(slot)
+            assert held == ledger.length(slot), f"slot {slot} holds {held} tokens, not {ledger.length(slot)}"
 
     def _drop(self, slots: SequenceOf[int]) -> None:
         for slot in slots:
