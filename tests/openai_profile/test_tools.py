@@ -197,3 +197,45 @@ def test_live_arguments_are_the_arguments(tool_format: Any) -> None:
         assert live.name == "add"
     other = LiveCall(tool_format, ["add"])
     assert other.feed("something else", opened_by) == "" and other.name is None
+
+
+NAMED = {"type": "function", "function": {"name": "add"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize("prompt", ["Add 3 and 4.", "3+8=?", "Hello!"])
+def test_a_call_that_is_asked_for_streams_live(profile: Profile, choice: Any, prompt: str) -> None:
+    fields = {"tools": [ADD], "tool_choice": choice, "thinking_budget_tokens": 20}
+    (whole,) = profile.ask(prompt, **fields)["choices"]
+    assert whole["finish_reason"] == "tool_calls" and whole["message"]["reasoning_content"]
+    streamed = profile.stream(prompt, **fields)
+    assert streamed.finish_reason == "tool_calls" and streamed.content == ""
+    made = whole["message"]["tool_calls"]
+    for index, each in enumerate(made):
+        pieces = [c["function"] for c in streamed.tool_calls if c["index"] == index]
+        assert len(pieces) > 3, "arguments come while they are written"
+        arguments = "".join(piece.get("arguments", "") for piece in pieces)
+        assert arguments == each["function"]["arguments"]
+        assert set(json.loads(arguments)) == {"a", "b"} and pieces[0]["name"] == "add"
+    assert {c["index"] for c in streamed.tool_calls} == set(range(len(made)))
+
+
+def test_one_call_is_asked_for(profile: Profile) -> None:
+    fields = {"tools": [ADD], "tool_choice": "required", "parallel_tool_calls": False}
+    (whole,) = profile.ask("Add 3 and 4.", **fields)["choices"]
+    assert len(whole["message"]["tool_calls"]) == 1
+    assert [c["index"] for c in profile.stream("Add 3 and 4.", **fields).tool_calls if "id" in c] == [0]
+
+
+def test_a_live_call_that_is_cut(profile: Profile) -> None:
+    fields = {"tools": [ADD], "tool_choice": "required", "reasoning_effort": "none", "max_tokens": 18}
+    (whole,) = profile.ask("Add 3 and 4.", **fields)["choices"]
+    assert whole["finish_reason"] == "length" and "tool_calls" not in whole["message"]
+    streamed = profile.post(
+        "chat/completions",
+        messages=[{"role": "user", "content": "Add 3 and 4."}],
+        temperature=0,
+        stream=True,
+        **fields,
+    )
+    assert '"finish_reason":"length"' in streamed.text
