@@ -18,7 +18,7 @@ from serve.servers import FIXTURES, serving
 from .api import Api, model_api
 from .reference import Reference
 
-Pick = Callable[[SequenceSampler, NDArray[np.float32]], tuple[int, float]]
+Pick = Callable[[SequenceSampler, NDArray[np.float32], NDArray[np.bool_] | None], tuple[int, float]]
 
 
 @pytest.fixture(autouse=True)
@@ -98,9 +98,11 @@ def before_pick(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int, int
     original: Pick = SequenceSampler.pick
 
     def install(hook: Callable[[int, int], None]) -> None:
-        def pick(self: SequenceSampler, logits: NDArray[np.float32]) -> tuple[int, float]:
+        def pick(
+            self: SequenceSampler, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None = None
+        ) -> tuple[int, float]:
             hook(self._request.choice_index, self._index)
-            return original(self, logits)
+            return original(self, logits, allowed)
 
         monkeypatch.setattr(SequenceSampler, "pick", pick)
 

@@ -598,6 +598,8 @@ async def test_stop_ends_everything_as_cancelled() -> None:
         generations = [engine.submit(ask(runs)), engine.submit(ask(waits))]
         await reached(hold)
         stopping = asyncio.create_task(engine.stop())
+        # The engine may go on once it has been told to stop, not before.
+        await asyncio.sleep(0)
         hold.release()
         heard = await hear_all(*generations)
         await stopping
