@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kiln.engine.sampler import SequenceSampler
+from kiln.engine.sampler import Allowed, SequenceSampler
 from serve import traffic
 from serve.scripted import Stage, scripted_app
 from serve.servers import FIXTURES, serving
@@ -18,7 +18,7 @@ from serve.servers import FIXTURES, serving
 from .api import Api, model_api
 from .reference import Reference
 
-Pick = Callable[[SequenceSampler, NDArray[np.float32], NDArray[np.bool_] | None], tuple[int, float]]
+Pick = Callable[[SequenceSampler, NDArray[np.float32], Allowed | None], tuple[int, float]]
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,7 @@ def before_pick(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int, int
 
     def install(hook: Callable[[int, int], None]) -> None:
         def pick(
-            self: SequenceSampler, logits: NDArray[np.float32], allowed: NDArray[np.bool_] | None = None
+            self: SequenceSampler, logits: NDArray[np.float32], allowed: Allowed | None = None
         ) -> tuple[int, float]:
             hook(self._request.choice_index, self._index)
             return original(self, logits, allowed)
