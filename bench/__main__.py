@@ -13,6 +13,7 @@ from bench import (
     overshoot,
     sampler_cost,
     scoring_memory,
+    skip_latency,
     standing,
 )
 
@@ -24,6 +25,7 @@ WORKLOADS: dict[str, Callable[[], None]] = {
     "event-path": event_path.main,
     "ledger-cost": ledger_cost.main,
     "scoring-memory": scoring_memory.main,
+    "skip-latency": skip_latency.main,
     "standing": standing.main,
 }
 

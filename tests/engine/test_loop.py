@@ -332,11 +332,11 @@ async def test_close_thinking_acts_at_the_next_token() -> None:
         generation.close_thinking()
         hold.release()
         heard = await hear(generation)
-    # Five tokens were there, the held call gives the sixth, and the next is the first forced one.
-    assert heard.ids == [20] * 6 + [60, 61, 62] + [20] * 31
-    assert [t.source is Source.FORCED for t in heard.tokens] == [False] * 6 + [True] * 3 + [False] * 31
+    # Five tokens were there, and what the held call gives is already the first forced one.
+    assert heard.ids == [20] * 5 + [60, 61, 62] + [20] * 32
+    assert [t.source is Source.FORCED for t in heard.tokens] == [False] * 5 + [True] * 3 + [False] * 32
     assert heard.outcome.interrupted and heard.outcome.closed and heard.outcome.trigger is None
-    assert heard.outcome.thinking_tokens == 6
+    assert heard.outcome.thinking_tokens == 5
 
 
 async def test_close_thinking_while_waiting_and_without_a_gate() -> None:

@@ -1,8 +1,8 @@
 """The engine thread's work: commands in, steps turned, reports out.
 
 Invariant of the loop: `schedule` decides, `begin`, `apply` and `accept` write; nothing else touches
-scheduler state. Commands are read between steps only, and everything that a step produced leaves in
-one report.
+scheduler state. Commands are carried out between steps only, but for skips, and everything that a step
+produced leaves in one report.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from kiln.core.errors import AdapterUnusable, EngineFailed, GrammarFailed, InternalError, KilnError
 from kiln.core.tokens import FinishReason, Source, TokenEvent
 from kiln.engine.grammar import GrammarCompiler, GrammarReady, GrammarState, GrammarThreads
-from kiln.engine.messages import Cancel, Command, EngineLimits, StepReport, Submit
+from kiln.engine.messages import Cancel, CloseThinking, Command, EngineLimits, StepReport, Submit
 from kiln.engine.ports import (
     AdapterFailed,
     Chunk,
@@ -83,6 +84,9 @@ class EngineWorker:
         self._grammars: GrammarThreads | None = None
         # Sequences that wait for their grammar, which the scheduler has not heard of yet.
         self._compiling: dict[int, Sequence] = {}
+        self._commands: Inbox | None = None
+        # Commands that came during a step and wait for its end.
+        self._put_off: deque[Command | GrammarReady | None] = deque()
         self._outbox: dict[int, Delivery] = {}
         self._admitted: list[int] = []
         self._times = StepTimes()
@@ -92,6 +96,7 @@ class EngineWorker:
 
     def run(self, commands: Inbox) -> None:
         """Turn steps until a None command arrives; sleep on the queue while idle."""
+        self._commands = commands
         if self._compiler is not None:
             self._grammars = GrammarThreads(self._compiler, commands.put)
         try:
@@ -102,16 +107,16 @@ class EngineWorker:
 
     def _work(self, commands: Inbox) -> None:
         while True:
-            while self._scheduler.is_idle or not commands.empty():
+            while self._scheduler.is_idle or self._put_off or not commands.empty():
                 if self._checks_books and self._scheduler.is_idle:
                     self._check_books()
-                command = commands.get()
+                command = self._put_off.popleft() if self._put_off else commands.get()
                 if command is None:
                     self._end_all(FinishReason.CANCELLED)
                     self._flush()
                     return
                 self._handle(command)
-                if commands.empty():
+                if commands.empty() and not self._put_off:
                     self._flush()
             try:
                 self._step()
@@ -132,6 +137,15 @@ class EngineWorker:
                 self._end(sequence, FinishReason.CANCELLED)
             elif sequence.gate is not None:
                 sequence.gate.skip()
+
+    def _hear_skips(self) -> None:
+        """Skips that came while the model computed hold for the tokens about to be picked."""
+        while self._commands is not None and not self._commands.empty():
+            command = self._commands.get()
+            if isinstance(command, CloseThinking) and command.key in self._sequences:
+                self._handle(command)
+            else:
+                self._put_off.append(command)
 
     def _add(self, submit: Submit) -> None:
         request = submit.request
@@ -206,6 +220,7 @@ class EngineWorker:
             self._end_users_of(failure)
             return False
         self._refused = False
+        self._hear_skips()
         now = time.monotonic()
         self._scheduler.apply(planned)
         self._note_time(planned.rows, now - started, is_decode=is_decode)
