@@ -131,6 +131,18 @@ def test_the_default_is_what_none_selects(saved: Saved, registry: AdapterRegistr
         registry.load_default("dreary")
 
 
+def test_a_default_that_was_taken_away_is_said_to_be_gone(saved: Saved, registry: AdapterRegistry) -> None:
+    registry.load_default("double")
+    shutil.rmtree(saved / "double")
+    with pytest.raises(AdaptersNotReady) as waiting:
+        registry.resolve(UNSET, "adapter")
+    waiting.value.load()
+    with pytest.raises(AdapterNotFound, match="the server's default, is not there") as gone:
+        registry.resolve(UNSET, "adapter")
+    assert gone.value.param is None
+    assert registry.resolve((), "adapter") is NO_ADAPTER
+
+
 def test_changed_files_are_a_new_revision_and_the_old_one_lives_on(
     saved: Saved, registry: AdapterRegistry
 ) -> None:

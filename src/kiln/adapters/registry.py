@@ -120,6 +120,11 @@ class AdapterRegistry:
         waiting = [name for name in dict.fromkeys(n for n, _ in asked) if not self._is_current(name)]
         if waiting:
             raise AdaptersNotReady(self, waiting)
+        if pairs is UNSET and self._default[0][0] not in self._known:
+            raise AdapterNotFound(
+                f"the adapter {shorten(self._default[0][0])}, the server's default, is not there any more",
+                hint="Name another adapter or null, or take it out of use with POST /v1/adapters/unload.",
+            )
         parts = []
         for index, (name, scale) in enumerate(asked):
             param = f"adapters[{index}].name" if field == "adapters" else field

@@ -11,7 +11,6 @@ A crash at any point leaves every adapter whole, old or new; `recover` removes t
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import threading
@@ -24,6 +23,11 @@ from kiln.adapters.config import CONFIG_FILE
 from kiln.adapters.names import is_name
 from kiln.adapters.weights import WEIGHTS_FILE
 from kiln.core.errors import AdapterQuotaExceeded, ConfigError
+
+try:
+    import fcntl
+except ImportError:  # Windows: there one server must have the directory for itself
+    fcntl = None  # type: ignore[assignment]
 
 README_FILE = "README.md"
 KEPT_FILES = (CONFIG_FILE, WEIGHTS_FILE, README_FILE)
@@ -51,19 +55,25 @@ class Storage:
 
     def recover(self) -> None:
         """Undo what a crash left half-made, unless another server uses the directory right now."""
+        if fcntl is None:
+            self._undo()
+            return
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             pass
         else:
-            for replaced in self._own.glob("replaced/*/*"):
-                if not self.folder(replaced.name).exists():
-                    replaced.rename(self.folder(replaced.name))
-            shutil.rmtree(self._own / "replaced", ignore_errors=True)
-            shutil.rmtree(self._own / "staging", ignore_errors=True)
-            for part in self.converted.glob("*.part"):
-                part.unlink(missing_ok=True)
+            self._undo()
         fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def _undo(self) -> None:
+        for replaced in self._own.glob("replaced/*/*"):
+            if not self.folder(replaced.name).exists():
+                replaced.rename(self.folder(replaced.name))
+        shutil.rmtree(self._own / "replaced", ignore_errors=True)
+        shutil.rmtree(self._own / "staging", ignore_errors=True)
+        for part in self.converted.glob("*.part"):
+            part.unlink(missing_ok=True)
 
     def close(self) -> None:
         os.close(self._lock)
