@@ -83,7 +83,7 @@ def _rewrite(schema: object, path: str, *, strict: bool, may_close: bool) -> Sch
         return schema
     if not isinstance(schema, dict):
         raise InvalidField(f"{path} must be a schema, an object or a boolean", param=path)
-    ready = {key: value for key, value in schema.items() if EMPTY.get(key) is not value}
+    ready = {key: value for key, value in schema.items() if EMPTY.get(key, ...) is not value}
     ready.pop("x-guidance", None)
     _check_keywords(ready, path)
     for key in MAPS:
