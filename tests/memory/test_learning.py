@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,23 @@ class TestModelExtractor:
             while state.service.is_idle:
                 await asyncio.sleep(0.005)
         assert state.service.is_idle
+
+
+async def test_the_embedding_model_finds_by_meaning(tmp_path: Path) -> None:
+    """The bundled model stands for one: equal texts have equal vectors, others have not."""
+    model = str(files("kiln") / "models" / "tiny-reasoner-f16.gguf")
+    async with scripted(tmp_path, embedding__model_path=model) as (state, _):
+        key = state.memory.key("ana", "home")
+        long = "3+8-2+7=? " * 3000
+        written = await state.memory.write(
+            key, [NewFact("日本語"), NewFact("3+8-2+7=?"), NewFact(long[:999])]
+        )
+        assert [w.status for w in written] == ["added"] * 3
+        # No word is shared: a run of signs is one word to the full-text index.
+        found = await state.memory.with_tables(lambda tables: tables.search(key, "日本", 1))
+        assert [fact.text for fact in found] == ["日本語"]
+        assert len(await state.memory.recall("ana", "home", None, "")) == 3
+        assert len(await state.memory.recall("ana", "home", None, long)) == 3
 
 
 async def test_the_bundled_model_harms_nothing(tmp_path: Path) -> None:

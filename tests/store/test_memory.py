@@ -7,11 +7,15 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from kiln.core.errors import EngineFailed
 from kiln.core.settings import MemoryStoreSettings
 from kiln.store.database import Database
 from kiln.store.facts import (
@@ -324,6 +328,19 @@ class TestMeaning:
         # The next write brings the old facts along.
         write(changed, "Lunch is at noon")
         assert [fact.text for fact in changed.search(KEY, "pet", 1)] == ["Felix is a cat"]
+
+    def test_an_embedder_that_fails_costs_the_vectors_only(
+        self, meaning: MemoryTables, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(given: Sequence[str]) -> NDArray[np.float32]:
+            raise EngineFailed("out of memory")
+
+        monkeypatch.setattr(WordVectors, "__call__", lambda self, given: fail(given))
+        assert write(meaning, "Felix is a cat") == ["added"]
+        assert recalled(meaning, "Felix") == ["Felix is a cat"]
+        monkeypatch.undo()
+        write(meaning, "Lunch is at noon")
+        assert [fact.text for fact in meaning.search(KEY, "pet", 1)] == ["Felix is a cat"]
 
     def test_a_text_without_direction_harms_nothing(self, meaning: MemoryTables) -> None:
         write(meaning, "Felix is a cat")

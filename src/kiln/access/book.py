@@ -51,10 +51,6 @@ class KeyBook:
     def has_keys(self) -> bool:
         return bool(self._by_id)
 
-    @property
-    def has_admin_key(self) -> bool:
-        return any(key.scope == "admin" for key in self._by_id.values())
-
     async def refresh(self) -> None:
         """Make sure that what is known is not older than FRESH_S. Raises StoreFailed."""
         await self._know(time.monotonic() - FRESH_S)
@@ -120,6 +116,7 @@ class KeyBook:
         self._keys = _Index(ring.keys)
         self._sessions = _Index(ring.sessions)
         self._by_id = {key.id: key for key in ring.keys.values()}
+        self.has_admin_key = any(key.scope == "admin" for key in ring.keys.values())
 
     def _note_due_and_read(self) -> KeyRing:
         now = time.time()

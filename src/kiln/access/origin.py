@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
+from functools import lru_cache
 
 # Names that nobody can have registered, so that no page can have been given this server's address.
 _PRIVATE_ENDINGS = (".localhost", ".local", ".lan", ".internal", ".home.arpa", ".test", ".invalid")
@@ -25,6 +26,7 @@ def is_cross_site(method: str, headers: Mapping[str, str], trusted: frozenset[st
     return origin is not None and origin.partition("://")[2] != headers.get("host")
 
 
+@lru_cache(256)
 def is_rebound(host: str, trusted: frozenset[str]) -> bool:
     """Whether a request to a server on a loopback address names a public host.
 

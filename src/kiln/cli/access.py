@@ -8,8 +8,10 @@ from pathlib import Path
 
 from kiln.access.book import KeyBook
 from kiln.chat.catalog import ModelCatalog
+from kiln.chat.embedding import Embedder
 from kiln.chat.extraction import ModelExtractor
 from kiln.chat.memory import Memory
+from kiln.chat.vectors import MemoryVectors
 from kiln.core.errors import ConfigError, StoreFailed
 from kiln.core.settings import Settings
 from kiln.http.guard import AccessPolicy
@@ -28,9 +30,12 @@ def store_path(settings: Settings) -> Path:
     return Path(state) / "kiln" / "kiln.db"
 
 
-def open_memory(settings: Settings, catalog: ModelCatalog) -> Memory:
-    """Memory as the settings want it. Its file is made by the first fact."""
-    tables = MemoryTables(Database(store_path(settings))) if settings.store.memory else None
+def open_memory(settings: Settings, catalog: ModelCatalog, embedder: Embedder | None) -> Memory:
+    """Memory as the settings want it; call it on the event loop. Its file is made by the first fact."""
+    tables = None
+    if settings.store.memory:
+        vectors = None if embedder is None else MemoryVectors(embedder)
+        tables = MemoryTables(Database(store_path(settings)), vectors)
     return Memory(tables, settings.memory, ModelExtractor(catalog))
 
 

@@ -217,7 +217,7 @@ def _app(default: _Assembled) -> Starlette:
             metrics,
             statistics,
             access.policy,
-            open_memory(settings, catalog),
+            open_memory(settings, catalog, embedder),
             skills=skills,
             agents=agents,
             toolbox=toolbox_from(settings),

@@ -101,8 +101,11 @@ def sent_secret(headers: Headers) -> str | None:
 
 def session_secret(headers: Headers) -> str | None:
     """The session that a request's cookie names."""
+    cookies = headers.get("cookie")
+    if cookies is None:
+        return None
     try:
-        morsel = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        morsel = SimpleCookie(cookies).get(COOKIE)
     except CookieError:
         return None
     return morsel.value if morsel is not None else None

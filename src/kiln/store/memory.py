@@ -5,6 +5,7 @@ Every method blocks; call it on a worker thread.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,15 @@ from typing import Any
 
 import apsw
 
+from kiln.core.errors import KilnError
 from kiln.core.settings import MemoryStoreSettings
 from kiln.store.database import Database
 from kiln.store.embedding import Embedder, to_blob
 from kiln.store.facts import Fact, MemoryKey, NewFact, Written, clean, normalize
 from kiln.store.search import Candidates, by_age, by_meaning, by_words, fuse
 from kiln.store.writing import COLUMNS, Writer, read_fact, to_fact
+
+log = logging.getLogger(__name__)
 
 # Facts without a vector of the present embedder that a write brings up to date.
 _BACKLOG = 64
@@ -178,7 +182,13 @@ class MemoryTables:
     def _embed(self, texts: Sequence[str]) -> list[bytes | None]:
         if self._embedder is None or not texts:
             return [None] * len(texts)
-        return [to_blob(vector) for vector in self._embedder(texts)]
+        try:
+            vectors = self._embedder(texts)
+        except KilnError as error:
+            # Words are enough to go on; a later write brings the vectors.
+            log.warning("memory goes without vectors: %s", error.message)
+            return [None] * len(texts)
+        return [to_blob(vector) for vector in vectors]
 
     def _catch_up(self, key: MemoryKey) -> None:
         """Give vectors to facts that were written without this embedder."""
@@ -191,7 +201,7 @@ class MemoryTables:
             )
             rows = connection.execute(sql, (_find_memory(connection, key), self._name, _BACKLOG)).fetchall()
         vectors = self._embed([str(text) for _, text in rows])
-        if rows:
+        if any(vector is not None for vector in vectors):
             with self.database.write() as connection:
                 connection.executemany(
                     "UPDATE facts SET embedding = ?, embedder = ? WHERE id = ?",
