@@ -69,9 +69,9 @@ def test_what_is_not_learned_from(tmp_path: Path) -> None:
         stage.clear()
         # The next completion is the next answer, not a question for facts.
         stage.then("</think>", "\n\n", "Yes.")
-        stage.then(found("The user asked."))
+        stage.then(found("The user said yes."))
         assert native.ask(memory="home")["result"]["text"] == "Yes."
-        wait_until(lambda: facts(native) == ["The user asked."], "it is learned")
+        wait_until(lambda: facts(native) == ["The user said yes."], "it is learned")
 
 
 def test_switched_off_the_exchange_goes_on_without(tmp_path: Path) -> None:
