@@ -323,6 +323,11 @@ def test_forms_that_are_none(server: AdapterServer, unchanged: None) -> None:
         ({"adapters": [{"name": "calm"}, {"name": "a/b"}]}, "adapters[1].name"),
         ({"adapters": [{"name": "calm", "weight": "x"}]}, "adapters[0].weight"),
         ({"method": "weighted_average", "adapters": [{"name": "calm", "weight": 0}]}, "adapters"),
+        (
+            {"method": "weighted_average", "adapters": [{"name": "calm", "weight": 1.7e308}] * 2},
+            "adapters",
+        ),
+        ({"adapters": [{"name": "calm", "weight": 1e308}]}, "adapters"),
         ({"rank": 4}, "rank"),
         ({"method": "ties", "rank": 0}, "rank"),
         ({"density": 0.5}, "density"),

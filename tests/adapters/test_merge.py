@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kiln.adapters.base import BaseModel
 from kiln.adapters.convert import convert
-from kiln.adapters.merge import Merged, RankTooLarge, Source, low_rank, merge, ties
+from kiln.adapters.merge import CannotMerge, Merged, Source, low_rank, merge, ties
 from kiln.adapters.revision import read_pairs
 from kiln.adapters.weights import weights_bytes
 from kiln.wire.adapters import MergeMethod
@@ -184,5 +184,20 @@ def test_a_concatenation_has_a_largest_rank(tmp_path: Path) -> None:
         ),
         r=2048,
     )
-    with pytest.raises(RankTooLarge, match="6144"):
+    with pytest.raises(CannotMerge, match="6144"):
         merged(tmp_path, [big, big, big], [1.0, 1.0, 1.0], "concat")
+
+
+@pytest.mark.parametrize("weight", [1e300, 1e39])
+def test_weights_that_overflow(weight: float, parts: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(CannotMerge, match="too large"):
+        merged(tmp_path, parts, [weight, -weight / 2, 1.0], "concat")
+    with pytest.raises(CannotMerge, match="too large"):
+        merged(tmp_path, parts, [weight, -weight, 1.0], "weighted_average")
+
+
+def test_ties_averages_by_weight_whatever_its_size(parts: list[Path], tmp_path: Path) -> None:
+    small = merged(tmp_path, parts, [1.0, 0.5, 0.25], "ties")
+    large = merged(tmp_path, parts, [2.0**100, 2.0**99, 2.0**98], "ties")
+    for module, pair in small.pairs.items():
+        np.testing.assert_array_equal(pair.b, large.pairs[module].b)

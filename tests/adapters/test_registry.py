@@ -219,6 +219,21 @@ def test_a_removed_folder_is_forgotten(saved: Saved, registry: AdapterRegistry) 
     assert [entry.name for entry in registry.entries()] == ["cheerful"]
 
 
+def test_a_directory_that_is_taken_away_is_empty(saved: Saved, registry: AdapterRegistry) -> None:
+    assert len(registry.entries()) == 2
+    shutil.rmtree(saved)
+    assert (registry.entries(), registry.used_bytes) == ([], 0)
+    with pytest.raises(AdapterNotFound):
+        resolve(registry, ("cheerful", 1))
+
+
+def test_what_is_no_plain_file_is_not_read(saved: Saved, registry: AdapterRegistry) -> None:
+    (saved / "double" / WEIGHTS).unlink()
+    os.mkfifo(saved / "double" / WEIGHTS)
+    with pytest.raises(InvalidAdapter, match="not a plain file"):
+        registry.revision("double", "name")
+
+
 def test_a_lost_converted_file_is_made_again(saved: Saved, registry: AdapterRegistry) -> None:
     path = Path(resolve(registry, ("cheerful", 1)).uses[0][0])
     first = path.read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import BinaryIO
 
 from kiln.adapters.archive import pack, unpack
 from kiln.adapters.config import CONFIG_FILE
-from kiln.adapters.merge import Merged, RankTooLarge, Source, merge
+from kiln.adapters.merge import CannotMerge, Merged, Source, merge
 from kiln.adapters.names import check_name, check_new_name
 from kiln.adapters.registry import AdapterRegistry
 from kiln.adapters.revision import Revision, read_pairs
@@ -74,12 +75,15 @@ def merge_into(
         check_name(part, param)
         registry.revision(part, param)
         sources.append(Source(*read_pairs(registry.storage.folder(part)), weight))
-    if method == "weighted_average" and sum(weight for _, weight in parts) == 0:
-        raise InvalidField("the weights of an average must not add up to zero", param="adapters")
+    total = sum(weight for _, weight in parts)
+    if method == "weighted_average" and (total == 0 or not math.isfinite(total)):
+        raise InvalidField(
+            "the weights of an average must add up to a number that is not zero", param="adapters"
+        )
     try:
         merged = merge(sources, method, rank=rank, density=_DENSITY if density is None else density)
-    except RankTooLarge as error:
-        hint = "Merge with a method that keeps a rank."
+    except CannotMerge as error:
+        hint = "Use smaller weights, or a method that keeps a rank."
         raise InvalidField(str(error), param="adapters", hint=hint) from None
     with _disk_errors(), registry.storage.staged() as staged:
         (staged / CONFIG_FILE).write_bytes(merged.config)

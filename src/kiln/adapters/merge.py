@@ -53,27 +53,27 @@ class Factors:
     a: Matrix
 
 
-class RankTooLarge(ValueError):
-    """A concatenation would have more than MAX_RANK rows."""
+class CannotMerge(ValueError):
+    """A concatenation would have more than MAX_RANK rows, or values would be no numbers."""
 
 
 def merge(sources: Sequence[Source], method: MergeMethod, *, rank: int | None, density: float) -> Merged:
     """Merge adapters. `rank` None = the largest of theirs. `density` is the share that TIES keeps.
 
-    Weights of `weighted_average` must not add up to zero. Raises RankTooLarge.
+    Weights of `weighted_average` must not add up to zero. Raises CannotMerge.
     """
     limit = rank if rank is not None else max(_largest_rank(source) for source in sources)
     pairs: dict[str, Pair] = {}
     lost = whole = 0.0
     # The linear algebra library would spin on every core, against the engine that is decoding there.
-    with threadpool_limits(1, user_api="blas"):
+    with threadpool_limits(1, user_api="blas"), np.errstate(over="ignore", invalid="ignore"):
         for module in sorted({module for source in sources for module in source.pairs}):
             factors, off, norm = _merge_module(module, sources, method, limit, density)
             pairs[module] = Pair(factors.a.astype(np.float32), factors.b.astype(np.float32))
             lost, whole = lost + off**2, whole + norm**2
     top = max(pair.a.shape[0] for pair in pairs.values())
     if top > MAX_RANK:
-        raise RankTooLarge(f"the merged adapter would have the rank {top}, at most {MAX_RANK} is served")
+        raise CannotMerge(f"the merged adapter would have the rank {top}, at most {MAX_RANK} is served")
     return Merged(
         config=_config(sources, pairs, top),
         pairs=pairs,
@@ -92,7 +92,7 @@ def _merge_module(
         return low_rank(ties([f.b @ f.a for f, _ in scaled], [w for _, w in scaled], density), rank)
     if method == "concat":
         exact = concat(scaled)
-        return exact, 0.0, float(np.linalg.norm(exact.b @ exact.a))
+        return exact, 0.0, float(np.linalg.norm(_finite(exact.b @ exact.a)))
     # Also adapters without this module have a say in the average.
     total = sum(source.weight for source in sources)
     return low_rank_product(concat([(f, w / total) for f, w in scaled]), rank)
@@ -124,7 +124,7 @@ def ties(deltas: Sequence[Matrix], weights: Sequence[float], density: float) -> 
 
 def low_rank_product(factors: Factors, rank: int) -> tuple[Factors, float, float]:
     """The best approximation of a product, without ever forming it."""
-    qb, rb = np.linalg.qr(factors.b)
+    qb, rb = np.linalg.qr(_finite(factors.b))
     qa, ra = np.linalg.qr(factors.a.T)
     u, values, v = np.linalg.svd(rb @ ra.T, full_matrices=False)
     return _split(qb @ u, values, v @ qa.T, rank, float(np.linalg.norm(values)))
@@ -132,7 +132,7 @@ def low_rank_product(factors: Factors, rank: int) -> tuple[Factors, float, float
 
 def low_rank(delta: Matrix, rank: int) -> tuple[Factors, float, float]:
     """The best approximation of a dense matrix; for large ones, nearly the best."""
-    norm = float(np.linalg.norm(delta))
+    norm = float(np.linalg.norm(_finite(delta)))
     if min(delta.shape) <= max(_EXACT_SIDE, rank + _OVERSAMPLES):
         u, values, v = np.linalg.svd(delta, full_matrices=False)
         return _split(u, values, v, rank, norm)
@@ -151,6 +151,13 @@ def _split(u: Matrix, values: Matrix, v: Matrix, rank: int, norm: float) -> tupl
     root = np.sqrt(values[:kept])
     missed = max(0.0, norm**2 - float((values[:kept] ** 2).sum()))
     return Factors(b=u[:, :kept] * root, a=root[:, None] * v[:kept]), float(np.sqrt(missed)), norm
+
+
+def _finite(matrix: Matrix) -> Matrix:
+    # Squares are taken of it, and float32 holds the result.
+    if not (np.abs(matrix) < 1e38).all():
+        raise CannotMerge("with these weights the merged adapter's values get too large")
+    return matrix
 
 
 def _trim(delta: Matrix, density: float) -> Matrix:

@@ -174,6 +174,7 @@ class AdapterRegistry:
             del revision
             try:
                 replaced = self.storage.install(staged, name)
+                log.info("the adapter %s was %s", name, "replaced" if replaced else "saved")
                 return self._require(self.load(name), name, param), replaced
             finally:
                 self._trim()
@@ -185,6 +186,7 @@ class AdapterRegistry:
                 raise AdapterInUse(f"the adapter {shorten(name)} is the server's default", param="name")
             if self._storage is None or not self._storage.remove(name):
                 raise AdapterNotFound(f"there is no adapter {shorten(name)}", param="name")
+            log.info("the adapter %s was deleted", name)
             self.load(name)
 
     def revision(self, name: str, param: str) -> Revision:

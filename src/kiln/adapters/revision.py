@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 
 import msgspec
 
@@ -56,6 +57,8 @@ def signature_of(folder: Path) -> Signature | None:
             stat = (folder / name).stat()
         except OSError:
             raise InvalidAdapter(_missing(folder, name)) from None
+        if not S_ISREG(stat.st_mode):
+            raise InvalidAdapter(f"{name} is not a plain file")
         found.append((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
     return tuple(found)
 
@@ -97,9 +100,12 @@ def read_revision(
 
 
 def read_pairs(folder: Path) -> tuple[LoraConfig, dict[str, Pair]]:
-    """Configuration and factors of an adapter that has been checked before."""
-    config = parse_config((folder / CONFIG_FILE).read_bytes())
-    return config, parse_weights((folder / WEIGHTS_FILE).read_bytes(), config)
+    """Configuration and factors of an adapter that has been checked before. Raises InvalidAdapter."""
+    try:
+        config = parse_config((folder / CONFIG_FILE).read_bytes())
+        return config, parse_weights((folder / WEIGHTS_FILE).read_bytes(), config)
+    except OSError as error:
+        raise InvalidAdapter(f"its files cannot be read: {error.strerror}") from None
 
 
 def content_hash(config: bytes, weights: bytes) -> str:

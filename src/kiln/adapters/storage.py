@@ -83,7 +83,10 @@ class Storage:
 
     def names(self) -> list[str]:
         """Names of all folders that may be adapters."""
-        return sorted(path.name for path in self.root.iterdir() if is_name(path.name) and path.is_dir())
+        try:
+            return sorted(path.name for path in self.root.iterdir() if is_name(path.name) and path.is_dir())
+        except FileNotFoundError:  # the whole directory was taken away
+            return []
 
     def used_bytes(self) -> int:
         """What the adapters take, without their converted copies."""
