@@ -83,6 +83,20 @@ def test_a_tour(run: Run, running: AdapterServer, tmp_path: Path) -> None:
     assert running.names() == ["style"]
 
 
+def test_chat_with_an_adapter(run: Run, running: AdapterServer) -> None:
+    def chat(*arguments: str) -> str:
+        flags = ["--url", running.api.server.url, "--temperature", "0", *arguments]
+        result = CliRunner().invoke(app, ["chat", *flags, "3+8-2+7=?"])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    assert "You are welcome!" in chat("--adapter", "style")
+    run("load", "style")
+    assert "You are welcome!" in chat()
+    assert "You are welcome!" not in chat("--adapter", "")
+    run("unload")
+
+
 def test_what_fails_says_why(run: Run, running: AdapterServer, tmp_path: Path) -> None:
     assert "there is no adapter 'none'" in run("delete", "none", status=1).stderr
     assert "hint:" in run("load", "none", status=1).stderr

@@ -34,6 +34,7 @@ class Chat:
     budgets: dict[str, int | None] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)
     thinking: bool = True
+    adapter: str | None = None
     history: list[dict[str, str]] = field(default_factory=list)
     trust_env: bool = True
     api_key: str | None = None
@@ -54,6 +55,8 @@ class Chat:
         }
         if self.model is not None:
             body["model"] = self.model
+        if self.adapter is not None:
+            body["adapter"] = self.adapter
         if not self.thinking:
             body["chat_template_kwargs"] = {"enable_thinking": False}
         return body
@@ -92,6 +95,12 @@ def chat(
         str | None, typer.Option("--max-tokens", metavar="N", help="Completion tokens at most.")
     ] = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            "--adapter", metavar="NAME", help="LoRA adapter to use; empty for the base model."
+        ),
+    ] = None,
     no_thinking: Annotated[bool, typer.Option("--no-thinking", help="Switch the thinking off.")] = False,
     config: ConfigFlag = None,
     api_key: Annotated[
@@ -104,6 +113,7 @@ def chat(
     """Chat with a model. Ctrl-C stops the thinking first and the answer second."""
     with plain_errors():
         chat = Chat(url="", system=system and _encodable(system), thinking=not no_thinking)
+        chat.adapter = adapter and _encodable(adapter)
         budgets = {"thinking_budget_tokens": thinking_budget_tokens, "thinking_budget_ms": thinking_budget_ms}
         for name, text in budgets.items():
             if text is not None:
