@@ -139,7 +139,12 @@ class Traffic:
 
     async def _refused(self) -> None:
         bad: Body = self._rng.choice(
-            [{"messages": []}, {"max_tokens": -1}, {"adapter": "nobody"}, {"messages": [{"role": "user", "content": 3}]}]
+            [
+                {"messages": []},
+                {"messages": [{"role": "user", "content": 3}]},
+                {"max_tokens": -1},
+                {"adapter": "nobody"},
+            ]
         )
         response = await self._client.post(CHAT, json={**self._body(), **bad})
         if not 400 <= response.status_code < 500:
