@@ -367,3 +367,47 @@ def test_a_flood_of_wrong_keys_delays_nobody(closed: Site) -> None:
     for thread in threads:
         thread.join()
     assert statuses == [401] * 300
+
+
+class TestKeysOverHttp:
+    URL = "/lmkit/v1/keys"
+
+    def test_from_creation_to_the_end(self, closed: Site) -> None:
+        with httpx.Client(base_url=closed.server.url, headers=closed.key("root", "admin")) as admin:
+            body = {"name": "ivy", "max_concurrency": 3}
+            created = admin.post(self.URL, json=body)
+            assert created.status_code == 201
+            secret = created.json()["secret"]
+            assert created.json()["key"]["prefix"] == secret[:11]
+            headers = {"x-api-key": secret}
+            assert closed.ask(headers).status_code == 200
+            listed = {key["name"]: key for key in admin.get(self.URL).json()["keys"]}
+            assert (listed["ivy"]["max_concurrency"], listed["ivy"]["revoked_at"]) == (3, None)
+            assert secret not in admin.get(self.URL).text
+            assert admin.delete(f"{self.URL}/ivy").json()["name"] == "ivy"
+            assert closed.ask(headers).status_code == 401  # at once
+            again = admin.delete(f"{self.URL}/ivy")
+            assert (again.status_code, code_of(again)) == (404, "key_not_found")
+
+    @pytest.mark.parametrize(
+        ("body", "code"),
+        [
+            ({"name": "a b"}, "key_refused"),
+            ({"name": "root2", "max_concurrency": 0}, "key_refused"),
+            ({"name": "root2", "rate_per_minute": 10**12}, "key_refused"),
+            ({"name": "root2", "scope": "all"}, "invalid_field"),
+            ({"scope": "admin"}, "invalid_field"),
+        ],
+    )
+    def test_mistakes_are_named(self, closed: Site, body: dict[str, Any], code: str) -> None:
+        headers = closed.key(f"r{abs(hash(str(body)))}", "admin")
+        response = httpx.post(closed.server.url + self.URL, json=body, headers=headers)
+        assert (response.status_code, code_of(response)) == (400, code)
+
+    @pytest.mark.parametrize(
+        ("method", "path"), [("GET", ""), ("POST", ""), ("DELETE", "/root"), ("DELETE", "/../keys/root")]
+    )
+    def test_only_admins_may(self, closed: Site, method: str, path: str) -> None:
+        headers = closed.key(f"p{abs(hash(method + path))}")
+        response = httpx.request(method, closed.server.url + self.URL + path, headers=headers)
+        assert (response.status_code, code_of(response)) == (403, "insufficient_scope")

@@ -12,7 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from kiln.core.errors import StoreFailed
-from kiln.store.keys import KEY_MARK, SESSION_MARK, Key, KeyRing, KeyStore, Session, hash_secret, looks_like
+from kiln.store.keys import (
+    KEY_MARK,
+    SESSION_MARK,
+    Key,
+    KeyRing,
+    KeyStore,
+    Scope,
+    Session,
+    hash_secret,
+    looks_like,
+)
 
 T = TypeVar("T")
 
@@ -83,6 +93,23 @@ class KeyBook:
             return None
         self._used[key.id] = time.time()
         return session, key
+
+    async def keys(self) -> list[Key]:
+        """All keys as they are stored, revoked ones too."""
+        return await self._do(self._store.list)
+
+    async def create(
+        self, name: str, *, scope: Scope, max_concurrency: int | None, rate_per_minute: int | None
+    ) -> tuple[Key, str]:
+        """A new key, in force at once, and its secret. Raises KeyRefused."""
+        limits = {"max_concurrency": max_concurrency, "rate_per_minute": rate_per_minute}
+        return await self._do(lambda: self._store.create(name, scope=scope, **limits))
+
+    async def revoke(self, name: str) -> Key:
+        """End a key and its sessions, at once. Raises KeyNotFound."""
+        revoked = await self._do(lambda: self._store.revoke(name))
+        await self._know(time.monotonic())
+        return revoked
 
     async def begin_session(self, key: Key, seconds: float) -> tuple[Session, str]:
         """A new session of a key, and its secret."""

@@ -73,6 +73,7 @@ class Memory:
         self._waiting: asyncio.Queue[Transcript] = asyncio.Queue(MAX_WAITING)
         self._learner: asyncio.Task[None] | None = None
         self._noting: set[asyncio.Task[None]] = set()
+        self._is_learning = False
         self._closed = False
 
     @property
@@ -148,16 +149,22 @@ class Memory:
         """Wait until nothing is left to be learned from."""
         await self._waiting.join()
 
-    async def close(self) -> None:
-        """Stop learning; what waits is not learned from."""
+    async def end_learning(self) -> None:
+        """Learn no more: the shutdown waits for answers, not for this. What waits is dropped. Idempotent."""
         self._closed = True
-        dropped = self._waiting.qsize()
-        if self._learner is not None:
-            self._learner.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._learner
+        learner, self._learner = self._learner, None
+        if learner is None:
+            return
+        dropped = self._waiting.qsize() + self._is_learning
+        learner.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await learner
         if dropped:
             log.warning("%d exchanges were not learned from: the server stops", dropped)
+
+    async def close(self) -> None:
+        """Finish what is being written, and close the file."""
+        await self.end_learning()
         await asyncio.gather(*self._noting)
         await asyncio.to_thread(self._threads.shutdown, wait=True)
         if self._tables is not None:
@@ -166,6 +173,7 @@ class Memory:
     async def _learn_all(self, tables: MemoryTables, extractor: Extractor) -> None:
         while True:
             transcript = await self._waiting.get()
+            self._is_learning = True
             try:
                 await self._learn(tables, extractor, transcript)
             except KilnError as error:
@@ -174,6 +182,7 @@ class Memory:
                 # The next exchange is none the worse for it.
                 log.exception("learning from %s failed", transcript.exchange_id)
             finally:
+                self._is_learning = False
                 self._waiting.task_done()
 
     async def _learn(self, tables: MemoryTables, extractor: Extractor, transcript: Transcript) -> None:

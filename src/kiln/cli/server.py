@@ -13,10 +13,10 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
-from kiln.chat.catalog import ModelCatalog
 from kiln.cli.assembly import create_app
 from kiln.core.errors import ConfigError, ModelLoadError, SetupError
 from kiln.core.settings import Settings
+from kiln.http.state import ServerState
 
 
 def serve(settings: Settings, on_ready: Callable[[str], None] | None = None) -> None:
@@ -44,7 +44,7 @@ def serve(settings: Settings, on_ready: Callable[[str], None] | None = None) -> 
     )
     with listener:
         host, port = listener.getsockname()[:2]
-        server = _Server(config, app, settings, on_ready, f"http://{_url_host(host)}:{port}")
+        server = _Server(config, app, on_ready, f"http://{_url_host(host)}:{port}")
         # A failure that kiln explains itself needs no traceback of uvicorn's.
         logging.getLogger("uvicorn.error").addFilter(lambda _: not hasattr(app.state, "failure"))
         with contextlib.suppress(SystemExit):
@@ -61,13 +61,11 @@ class _Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         app: Starlette,
-        settings: Settings,
         on_ready: Callable[[str], None] | None,
         url: str,
     ) -> None:
         super().__init__(config)
         self._app = app
-        self._settings = settings
         self._on_ready = on_ready
         self._url = url
 
@@ -77,8 +75,8 @@ class _Server(uvicorn.Server):
             self._on_ready(self._url)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        catalog: ModelCatalog = self._app.state.kiln.catalog
-        drain = asyncio.ensure_future(catalog.drain(self._settings.server.shutdown_grace_s))
+        state: ServerState = self._app.state.kiln
+        drain = asyncio.ensure_future(state.drain())
         await super().shutdown(sockets=sockets)
         await drain
 

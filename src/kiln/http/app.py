@@ -16,6 +16,7 @@ from kiln.http import (
     routes_adapters,
     routes_catalog,
     routes_completions,
+    routes_keys,
     routes_kiln,
     routes_lmkit,
     routes_memory,
@@ -67,6 +68,9 @@ ROUTES = [
     Route("/lmkit/v1/memory/{memory_id}", routes_memory.clear_memory, methods=["DELETE"]),
     Route("/lmkit/v1/memory/{memory_id}/export", routes_memory.export_memory, methods=["GET"]),
     Route("/lmkit/v1/memory/{memory_id}/{fact_id}", routes_memory.delete_fact, methods=["DELETE"]),
+    Route("/lmkit/v1/keys", routes_keys.list_keys, methods=["GET"]),
+    Route("/lmkit/v1/keys", routes_keys.create_key, methods=["POST"]),
+    Route("/lmkit/v1/keys/{name}", routes_keys.revoke_key, methods=["DELETE"]),
     Route("/lmkit/v1/session", routes_session.begin_session, methods=["POST"]),
     Route("/lmkit/v1/session", routes_session.show_session, methods=["GET"]),
     Route("/lmkit/v1/session", routes_session.end_session, methods=["DELETE"]),
@@ -85,7 +89,7 @@ def build_app(start: Callable[[], Awaitable[ServerState]], *, cors_origins: Sequ
         try:
             yield
         finally:
-            await state.catalog.drain(state.settings.server.shutdown_grace_s)
+            await state.drain()
             await state.memory.close()
             await state.embeddings.close()
             await state.catalog.close()

@@ -30,6 +30,8 @@ _OPEN = frozenset({"/health", "/docs", "/openapi.json", "/lmkit/v1/session"})
 _OPEN_BELOW = ("/contracts/",)
 # Changing what is below these is for admins, reading it is not.
 _ADMIN_CHANGES = ("/v1/adapters",)
+# What is below these is for admins.
+_ADMIN = ("/lmkit/v1/keys",)
 # Requests that make others shorter, or cost nothing, are not limited.
 _UNLIMITED = frozenset({"/lmkit/v1/chat/skip-thinking"})
 
@@ -38,7 +40,8 @@ def required_scope(method: str, path: str) -> Literal["open", "inference", "admi
     """What a request needs. A path that nobody thought of needs a key."""
     if path in _OPEN or path.startswith(_OPEN_BELOW):
         return "open"
-    if method not in SAFE_METHODS and any(path == p or path.startswith(f"{p}/") for p in _ADMIN_CHANGES):
+    guarded = _ADMIN if method in SAFE_METHODS else (*_ADMIN, *_ADMIN_CHANGES)
+    if any(path == p or path.startswith(f"{p}/") for p in guarded):
         return "admin"
     return "inference"
 

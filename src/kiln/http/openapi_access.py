@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kiln.http.guard import COOKIE, required_scope
 from kiln.http.openapi_parts import Json, ref
+from kiln.store.keys import MAX_CONCURRENCY, MAX_RATE
 
 SCHEMES: Json = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key."},
@@ -36,6 +37,45 @@ def with_refusals(paths: Json) -> Json:
 
 
 def paths() -> Json:
+    return _session() | _keys()
+
+
+def _keys() -> Json:
+    example = {"name": "ana", "scope": "inference", "rate_per_minute": 60}
+    body = {"schema": ref("CreateKey"), "example": example}
+    name: Json = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    return {
+        "/lmkit/v1/keys": {
+            "get": {
+                "operationId": "listKeys",
+                "tags": ["access"],
+                "summary": "List all keys, revoked ones too",
+                "responses": {"200": _json("KeyList", "The keys, without their secrets."), **_errors(503)},
+            },
+            "post": {
+                "operationId": "createKey",
+                "tags": ["access"],
+                "summary": "Create a key",
+                "requestBody": {"required": True, "content": {"application/json": body}},
+                "responses": {
+                    "201": _json("CreatedKey", "In force at once; its secret is shown this once."),
+                    **_errors(400, 413, 415, 503),
+                },
+            },
+        },
+        "/lmkit/v1/keys/{name}": {
+            "delete": {
+                "operationId": "revokeKey",
+                "tags": ["access"],
+                "summary": "Revoke a key and its sessions",
+                "parameters": [name],
+                "responses": {"200": _json("Key", "The key, as it was."), **_errors(404, 503)},
+            }
+        },
+    }
+
+
+def _session() -> Json:
     return {
         "/lmkit/v1/session": {
             "post": {
@@ -70,7 +110,7 @@ def paths() -> Json:
 
 
 def schemas() -> Json:
-    return {
+    return _key_schemas() | {
         "BeginSession": {
             "type": "object",
             "properties": {"key": {"type": "string"}},
@@ -93,7 +133,49 @@ def schemas() -> Json:
 
 
 def _caller(description: str) -> Json:
-    return {"description": description, "content": {"application/json": {"schema": ref("Caller")}}}
+    return _json("Caller", description)
+
+
+def _json(schema: str, description: str) -> Json:
+    return {"description": description, "content": {"application/json": {"schema": ref(schema)}}}
+
+
+def _key_schemas() -> Json:
+    scope: Json = {"enum": ["inference", "admin"]}
+    time: Json = {"type": ["number", "null"], "description": "Unix time in seconds."}
+    at_once: Json = {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_CONCURRENCY}
+    a_minute: Json = {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_RATE}
+    asked: Json = {
+        "name": {"type": "string"},
+        "scope": {**scope, "default": "inference"},
+        "max_concurrency": at_once,
+        "rate_per_minute": a_minute,
+    }
+    shown: Json = {
+        "name": {"type": "string"},
+        "prefix": {"type": "string", "description": "The first letters of the secret."},
+        "scope": scope,
+        "max_concurrency": at_once,
+        "rate_per_minute": a_minute,
+        "created_at": {**time, "type": "number"},
+        "last_used_at": time,
+        "revoked_at": time,
+    }
+    return {
+        "CreateKey": {"type": "object", "properties": asked, "required": ["name"]},
+        "Key": _closed(shown),
+        "KeyList": _closed({"keys": {"type": "array", "items": ref("Key")}}),
+        "CreatedKey": _closed({"key": ref("Key"), "secret": {"type": "string"}}),
+    }
+
+
+def _closed(properties: Json) -> Json:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
 
 
 def _errors(*statuses: int) -> Json:

@@ -50,6 +50,11 @@ class ServerState:
         """The default model's service."""
         return self.catalog.default.service
 
+    async def drain(self) -> None:
+        """Refuse new exchanges and let running ones finish within the grace; nothing is learned any more."""
+        await self.memory.end_learning()
+        await self.catalog.drain(self.settings.server.shutdown_grace_s)
+
     def efforts(self) -> dict[str, int | None]:
         """The thinking tokens of each reasoning effort; None is unlimited."""
         server = self.settings.server
