@@ -20,6 +20,7 @@ from kiln.core.sampling import SamplingOverrides
 from kiln.core.turn import ChatTurn
 from kiln.engine.loop import BatchingEngine
 from serve.servers import FIXTURES, PROMPT, settings_of
+from text.samples import QWEN3
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,15 @@ class Chat:
         return await self.service.start(prepared, entered=0.0).collect()
 
 
-def _describe(path: str | None) -> tuple[LlamaModel, ServedModel]:
-    settings = settings_of() if path is None else settings_of(model__path=path)
+def _describe(**values: Any) -> tuple[LlamaModel, ServedModel]:
+    settings = settings_of(**values)
     llama = load_model(settings)
     return llama, describe_model(settings, llama)
 
 
 @pytest.fixture(scope="session")
 def bundled() -> Iterator[tuple[LlamaModel, ServedModel]]:
-    loaded = _describe(None)
+    loaded = _describe()
     yield loaded
     loaded[0].close()
 
@@ -63,7 +64,17 @@ def bundled() -> Iterator[tuple[LlamaModel, ServedModel]]:
 @pytest.fixture(scope="session")
 def multi_close() -> Iterator[tuple[LlamaModel, ServedModel]]:
     """Its tokenizer writes the close tag with several ordinary tokens."""
-    loaded = _describe(str(FIXTURES / "multi-close.gguf"))
+    loaded = _describe(model__path=str(FIXTURES / "multi-close.gguf"))
+    yield loaded
+    loaded[0].close()
+
+
+@pytest.fixture(scope="session")
+def self_opening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LlamaModel, ServedModel]]:
+    """Its template leaves it to the model to open a thought, and kiln is told not to do it either."""
+    template = tmp_path_factory.mktemp("template") / "qwen3.jinja"
+    template.write_text(QWEN3, encoding="utf-8")
+    loaded = _describe(model__chat_template_file=str(template), model__seed_open_tag="never")
     yield loaded
     loaded[0].close()
 
@@ -93,4 +104,10 @@ async def chat(bundled: tuple[LlamaModel, ServedModel]) -> AsyncIterator[Chat]:
 @pytest.fixture
 async def multi_close_chat(multi_close: tuple[LlamaModel, ServedModel]) -> AsyncIterator[Chat]:
     async for chat in _chat(multi_close):
+        yield chat
+
+
+@pytest.fixture
+async def self_opening_chat(self_opening: tuple[LlamaModel, ServedModel]) -> AsyncIterator[Chat]:
+    async for chat in _chat(self_opening):
         yield chat

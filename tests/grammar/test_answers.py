@@ -89,6 +89,16 @@ async def test_markers_in_a_string_are_data(chat: Chat, multi_close_chat: Chat, 
         assert "<think>" not in choice.reasoning and choice.tool_calls == ()
 
 
+async def test_a_thought_that_the_model_opens_by_itself_is_free_too(self_opening_chat: Chat) -> None:
+    wish: dict[str, Any] = {"answer_format": shaped(ANSWER), "max_tokens": 300}
+    for bias, thinks in ((40.0, True), (-100.0, False)):
+        choice = await self_opening_chat.ask(**wish, logit_bias=(("<think>", bias), ("</think>", 3.0)))
+        assert bool(choice.reasoning) is thinks
+        assert set(json.loads(choice.content)) == {"sum", "sure"}
+    off = await self_opening_chat.ask(**wish, **NO_THINKING, logit_bias=(("<think>", 40.0),))
+    assert not off.reasoning and set(json.loads(off.content)) == {"sum", "sure"}
+
+
 async def test_every_choice_and_every_stream_keeps_to_it(chat: Chat) -> None:
     prepared = chat.prepare(answer_format=shaped(ANSWER), n=4, sampling=HOT, seed=5, top_logprobs=2)
     completion = await chat.start(prepared)

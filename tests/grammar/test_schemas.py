@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kiln.backends.llamacpp import LlamaModel
-from kiln.chat.schemas import MAX_NESTING, MAX_PROPERTIES, make_ready
+from kiln.chat.schemas import LISTS, MAPS, MAX_NESTING, MAX_PROPERTIES, SINGLE, UNSUPPORTED, make_ready
 from kiln.core.errors import InvalidField
 from kiln.engine.grammar import GrammarCompiler
+from kiln.text.lark import json_of
 from serve.servers import FIXTURES
+
+from .letters import Letters
 
 P = "response_format.json_schema.schema"
 
@@ -95,6 +100,47 @@ TAKEN: list[Any] = [
 @pytest.mark.parametrize("schema", TAKEN, ids=lambda value: str(value)[:50])
 def test_what_asserts_nothing_or_is_supported_is_taken(compiler: GrammarCompiler, schema: Any) -> None:
     make_ready(schema, P, compiler)
+
+
+WORDS = sorted({*MAPS, *LISTS, *SINGLE, *UNSUPPORTED})
+WORDS += [
+    "type",
+    "enum",
+    "const",
+    "required",
+    "minimum",
+    "multipleOf",
+    "maxLength",
+    "pattern",
+    "format",
+    "$id",
+]
+WORDS += ["minItems", "maxProperties", "$ref", "$schema", "$anchor", "x-guidance", ""]
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**20), 10**20)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=6)
+    | st.sampled_from(
+        ["object", "string", "#", "#/$defs/a", "(", "a{9999}", "^$", "date", "\ud800", "/", "%json"]
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.dictionaries(st.sampled_from(WORDS), VALUES, max_size=5), st.booleans())
+def test_any_nonsense_is_taken_or_refused_by_name(schema: dict[str, Any], strict: bool) -> None:
+    compiler = GrammarCompiler(Letters(), kept=1)
+    try:
+        ready = make_ready(schema, P, compiler, strict=strict)
+    except InvalidField as error:
+        assert error.param is not None and error.param.startswith(P)
+        assert "\n" not in error.message
+    else:
+        compiler.state(f"start: {json_of(ready)}").allowed()
 
 
 def test_a_caller_cannot_steer_the_grammar_compiler(compiler: GrammarCompiler) -> None:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
+from kiln.backends.llamacpp import LlamaModel
+from kiln.chat.served import ServedModel
+from kiln.chat.structured import to_grammar
 from kiln.core.completion import ChoiceEnd
 from kiln.core.errors import InvalidField
+from kiln.core.messages import Conversation
 from kiln.core.sampling import SamplingOverrides
 from kiln.core.tokens import FinishReason
-from kiln.core.turn import AnswerFormat, ToolPolicy
+from kiln.core.turn import AnswerFormat, ChatTurn, ToolPolicy
 from kiln.engine.grammar import GrammarCompiler
 from kiln.text.lark import Lark
+from kiln.text.reasoning import ReasoningTags
 from kiln.text.tool_calls import FORMATS, ToolCall, ToolFormat
 from kiln.text.tool_calls.channels import Harmony
 from kiln.text.tool_calls.json_formats import Hermes, Llama3, Mistral, MistralNamed
@@ -137,6 +143,27 @@ def test_qwen3_coder_texts_are_bare_and_optional_ones_may_lack() -> None:
     parsed = known.parse(call("unit=kelvin", "city=Oslo", "days=[1, 7]").split("tool_call>")[1][:-2], SCHEMAS)
     assert parsed is not None
     assert json.loads(parsed[0].arguments) == {"unit": "kelvin", "city": "Oslo", "days": [1, 7]}
+
+
+@pytest.mark.parametrize("in_reasoning", [True, False])
+def test_gpt_oss_writes_channel_headers_around_its_answers(
+    bundled: tuple[LlamaModel, ServedModel], in_reasoning: bool
+) -> None:
+    tags = ReasoningTags("<|channel|>analysis<|message|>", "<|end|>")
+    model = replace(
+        bundled[1], tokenizer=LETTERS, grammars=COMPILER, tool_format=Harmony(), tags=tags, close=None
+    )
+    number = AnswerFormat("json_schema", {"type": "integer", "minimum": 0, "maximum": 9}, True)
+    turn = ChatTurn(Conversation((), tools=tuple(TOOLS)), answer_format=number)
+    grammar = to_grammar(turn, model, in_reasoning=in_reasoning, thinks=in_reasoning)
+    assert grammar is not None
+    answer, call = "<|channel|>final<|message|>7", ONE[Harmony]
+    # Behind a thought the answer is a message of its own; where no prompt opened one the model may.
+    before = ["<|start|>assistant"] if in_reasoning else ["", f"{tags.open}Hm.{tags.close}<|start|>assistant"]
+    for text in (answer, call):
+        assert all(accepts(grammar, start + text) for start in before)
+    assert not accepts(grammar, answer + "7") and not accepts(grammar, "7")
+    assert not accepts(grammar, before[-1] + before[-1] + answer)
 
 
 def test_a_marker_that_is_one_token_is_named_by_its_id() -> None:

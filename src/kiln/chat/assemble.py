@@ -9,6 +9,7 @@ from typing import Any
 from kiln.chat.latency import LatencyLedger
 from kiln.chat.prepare import Prepared
 from kiln.chat.served import ServedModel
+from kiln.chat.structured import may_open_thought
 from kiln.core.budgets import Outcome
 from kiln.core.completion import (
     ChoiceEnd,
@@ -57,7 +58,8 @@ def _scanner_of(prepared: Prepared, model: ServedModel) -> Scanner:
         stops=stops,
         tools=tool_format.markers if tool_format is not None and prepared.parses_tools else None,
         silent=tool_format.silent if tool_format is not None else (),
-        reopens=not prepared.is_constrained,
+        reopens=not prepared.is_constrained
+        or may_open_thought(model, in_reasoning=prepared.in_reasoning, thinks=prepared.thinking.enabled),
         live_calls=prepared.guarantees_calls or prepared.turn.narrated,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,8 +26,8 @@ MAX_NESTING = 100
 MAX_PROPERTIES = 1000
 MAX_PATTERN = 2000
 _OVERLAP = "the branches may overlap; use anyOf, or give each a required property with a `const` of its own"
-# Attempts to find out which part of a schema cannot be compiled.
-MAX_ATTEMPTS = 300
+# How long to look for the part of a schema that cannot be compiled.
+SEARCH_SECONDS = 1.0
 
 # Assertions that no grammar of ours enforces.
 UNSUPPORTED = frozenset(
@@ -152,8 +153,9 @@ def _problem(schema: Schema, compiler: GrammarCompiler) -> str | None:
 def _located(schema: Schema, param: str, problem: str, compiler: GrammarCompiler) -> InvalidField:
     """The refusal of the smallest part that cannot be compiled alone."""
     definitions = {key: schema[key] for key in DEFINITIONS if isinstance(schema, dict) and key in schema}
-    for attempt, (path, part) in enumerate(_parts(schema, param)):
-        if attempt == MAX_ATTEMPTS:
+    deadline = time.monotonic() + SEARCH_SECONDS
+    for path, part in _parts(schema, param):
+        if time.monotonic() > deadline:
             break
         alone = _problem({**definitions, **part}, compiler)
         if alone is not None and not (definitions and _problem({**definitions}, compiler) == alone):

@@ -19,8 +19,17 @@ ANY_OBJECT = {"type": "object"}
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def to_grammar(turn: ChatTurn, model: ServedModel, *, in_reasoning: bool) -> str | None:
-    """The grammar of a turn's answer, None where it is free. `in_reasoning`: the prompt opened a thought.
+def may_open_thought(model: ServedModel, *, in_reasoning: bool, thinks: bool) -> bool:
+    """Whether the model opens a thought by itself, before its answer. `thinks`: the template has it think."""
+    channels = model.tool_format is not None and model.tool_format.answer_header != ""
+    return model.tags is not None and not in_reasoning and (thinks or channels)
+
+
+def to_grammar(turn: ChatTurn, model: ServedModel, *, in_reasoning: bool, thinks: bool) -> str | None:
+    """The grammar of a turn's answer, None where it is free.
+
+    `in_reasoning`: the prompt opened a thought, and the grammar begins when it has closed. A thought that
+    the model may open by itself (`thinks`) is a part of the grammar.
 
     Compiled here once, so that what cannot be enforced is refused before anything runs. Slow the first
     time: for a worker thread. Raises InvalidField.
@@ -35,14 +44,24 @@ def to_grammar(turn: ChatTurn, model: ServedModel, *, in_reasoning: bool) -> str
     if must_call or (answer is not None and _may_call(turn, policy, model)):
         shapes.append(lark.rule(_calls(turn, policy, model, lark)))
     if answer is not None and not must_call:
-        shapes.append(lark.rule(_answer(answer, model)))
-    grammar = lark.write(f"{LEAD if in_reasoning else ''} {either(shapes)}")
+        header = "" if model.tool_format is None else model.tool_format.answer_header
+        shapes.append(lark.rule(f"{lark.text(header)} {_answer(answer, model)}"))
+    thought = _behind_thought(model, lark) if in_reasoning else ""
+    if may_open_thought(model, in_reasoning=in_reasoning, thinks=thinks):
+        assert model.tags is not None
+        opened = f"{lark.text(model.tags.open)} {lark.up_to(model.tags.close)}"
+        thought = f"({opened} {_behind_thought(model, lark)})?"
+    grammar = lark.write(f"{thought} {either(shapes)}")
     param = "tools" if answer is None or must_call else answer.param
     try:
         model.grammars.state(grammar).allowed()
     except GrammarFailed as error:
         raise InvalidField(f"{param}: {error.message}", param=param) from None
     return grammar
+
+
+def _behind_thought(model: ServedModel, lark: Lark) -> str:
+    return f"{LEAD} {lark.text('' if model.tool_format is None else model.tool_format.after_thought)}"
 
 
 def _answer(answer: AnswerFormat, model: ServedModel) -> str:

@@ -138,7 +138,9 @@ class GrammarVocabulary:
         all_but_ends = np.ones(self.n_vocab, np.bool_)
         all_but_ends[[token for token in ends if token < self.n_vocab]] = False
         self.endless = Allowed(all_but_ends)
-        self.native = LLTokenizer(TokenizerWrapper(self), eos_token=ends)
+        # Most grammars are JSON, whose strings these prepared parts of the vocabulary are for.
+        slices = LLTokenizer.json_slices()
+        self.native = LLTokenizer(TokenizerWrapper(self), eos_token=ends, slices=slices)
 
     def __call__(self, text: bytes | str) -> list[int]:
         """Tokens of a plain text, as llguidance asks for them where a grammar leaves one text only.

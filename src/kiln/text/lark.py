@@ -51,6 +51,13 @@ class Lark:
             at = found.end()
         return " ".join([*parts, quote(text[at:])] if at < len(text) else parts) or '""'
 
+    def up_to(self, text: str) -> str:
+        """The expression of anything that is no added token, through the first such text."""
+        found = self._added.fullmatch(text)
+        if found is not None and len(self._tokenizer.encode(text)) == 1:
+            return f"/(?s:.*)/ {self.text(text)}"
+        return self.lexeme("/(?s:.*)/", suffix=text)
+
     def ends_turn(self, text: str) -> bool:
         """Whether a text holds a token that ends the model's turn."""
         ids = (self._tokenizer.encode(found[0]) for found in self._added.finditer(text))

@@ -45,13 +45,16 @@ class ToolFormat(ABC):
     """How one family of models writes its calls.
 
     `markers` is what the scanner looks for. `silent` are texts around answers that are no content, such as
-    channel headers; they are dropped whether or not there are tools. `joiner` stands between two calls.
+    channel headers; they are dropped whether or not there are tools. `joiner` stands between two calls,
+    `after_thought` behind a thought, and `answer_header` before an answer that is no call.
     """
 
     name: ClassVar[str]
     markers: ClassVar[ToolMarkers]
     silent: ClassVar[tuple[str, ...]] = ()
     joiner: ClassVar[str] = "\n"
+    after_thought: ClassVar[str] = ""
+    answer_header: ClassVar[str] = ""
 
     @abstractmethod
     def is_used_by(self, template_source: str) -> bool:

@@ -36,7 +36,8 @@ class Harmony(ToolFormat):
         "<|end|>",
         "<|return|>",
     )
-    joiner = "<|start|>assistant"
+    joiner = after_thought = "<|start|>assistant"
+    answer_header = "<|channel|>final<|message|>"
 
     def is_used_by(self, template_source: str) -> bool:
         return "<|channel|>" in template_source and "<|message|>" in template_source
