@@ -26,7 +26,7 @@ def main(url: str = URL) -> None:
         client = instructor.from_openai(plain, mode=mode)
         answer = client.chat.completions.create(
             model="tiny-reasoner",
-            messages=[{"role": "user", "content": "3+8=?"}],
+            messages=[{"role": "user", "content": "3+8=? Answer in JSON."}],
             response_model=Answer,
             temperature=0,
             max_retries=0,

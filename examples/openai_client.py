@@ -47,7 +47,7 @@ def main(url: str = URL) -> None:
     print("thought:", (message.model_extra or {})["reasoning_content"].replace("\n", ", "))
     print("answer: ", message.content)
     stream = client.chat.completions.create(
-        model=MODEL, messages=[{"role": "user", "content": "Count to 5."}], temperature=0, stream=True
+        model=MODEL, messages=[{"role": "user", "content": "5-3+9=?"}], temperature=0, stream=True
     )
     print("stream: ", *(chunk.choices[0].delta.content or "" for chunk in stream), sep="")
     parsed = client.chat.completions.parse(
