@@ -227,6 +227,19 @@ def test_a_directory_that_is_taken_away_is_empty(saved: Saved, registry: Adapter
         resolve(registry, ("cheerful", 1))
 
 
+def test_other_folders_are_left_alone(saved: Saved, registry: AdapterRegistry) -> None:
+    (saved / "notes").mkdir()
+    (saved / "notes" / "todo.txt").write_text("much")
+    assert [entry.name for entry in registry.entries()] == ["cheerful", "double"]
+    with pytest.raises(AdapterNotFound):
+        resolve(registry, ("notes", 1))
+    with pytest.raises(AdapterNotFound):
+        registry.remove("notes")
+    with pytest.raises(InvalidField, match="not an adapter"):
+        staged_copy(registry.storage, saved / "double", "notes")
+    assert (saved / "notes" / "todo.txt").exists()
+
+
 def test_what_is_no_plain_file_is_not_read(saved: Saved, registry: AdapterRegistry) -> None:
     (saved / "double" / WEIGHTS).unlink()
     os.mkfifo(saved / "double" / WEIGHTS)

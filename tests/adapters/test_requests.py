@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from contract_http.api import PROMPT as SUM
 from serve.servers import FIXTURES
 
 from .samples import CHEERFUL, REFERENCE, cheerful, scaled
-from .server import AdapterServer, adapter_server
+from .server import AdapterServer, adapter_server, packed
 
 STYLE = "You are welcome!"
 HELD_OUT: list[dict[str, Any]] = json.loads((FIXTURES / "heldout.json").read_text("utf-8"))
@@ -341,3 +342,41 @@ def test_an_adapter_may_come_while_the_server_runs(server: AdapterServer) -> Non
 def test_the_bundled_hash_is_the_bundled_adapters(server: AdapterServer) -> None:
     assert server.entry("cheerful")["content_sha256"] == HASH
     assert CHEERFUL.is_dir()
+
+
+def test_rollouts_under_a_stream_of_uploads(tmp_path: Path) -> None:
+    """A trainer's day: weights change all the time, and every rollout is of the revision that it names."""
+    saved = tmp_path / "saved"
+    revisions = [packed(scaled(tmp_path / f"r{i}", 0.3 * i)) for i in range(6)]
+    with adapter_server(saved) as running:
+        assert running.upload("policy", revisions[0]).status_code == 201
+        done = threading.Event()
+
+        def upload() -> int:
+            count = 0
+            while not done.is_set():
+                count += 1
+                assert running.upload("policy", revisions[count % 6]).status_code == 201
+            return count
+
+        def roll_out(index: int) -> tuple[str, str, list[float]]:
+            prompt = f"{index % 3 + 1}+8-2=?"
+            _, record = running.api.rollout(prompt, adapter="policy", max_tokens=12)
+            logprobs = [action["behavior_logprob"] for action in record["action_tokens"]]
+            return prompt, record["behavior_policy"]["adapter"]["content_sha256"], logprobs
+
+        with ThreadPoolExecutor(7) as pool:
+            uploads = pool.submit(upload)
+            found = list(pool.map(roll_out, range(90)))
+            done.set()
+            assert uploads.result() >= 6
+        said: dict[tuple[str, str], list[list[float]]] = {}
+        for prompt, content, logprobs in found:
+            said.setdefault((prompt, content), []).append(logprobs)
+        assert len({content for _, content in said}) >= 3
+        assert all(rollout == rollouts[0] for rollouts in said.values() for rollout in rollouts)
+        # The files of revisions that are over go when the next one comes.
+        gc.collect()
+        running.upload("policy", revisions[0])
+        running.upload("policy", revisions[1])
+        assert len(list((saved / ".kiln" / "converted").iterdir())) <= 2

@@ -16,6 +16,7 @@ import msgspec
 from kiln.adapters.base import BaseModel
 from kiln.adapters.config import CONFIG_FILE, LoraConfig, parse_config
 from kiln.adapters.convert import FORMAT, convert
+from kiln.adapters.storage import holds_adapter
 from kiln.adapters.weights import WEIGHTS_FILE, Pair, parse_weights
 from kiln.core.errors import AdapterNotFound, BodyTooLarge, InvalidAdapter
 from kiln.core.text import shorten
@@ -47,9 +48,9 @@ class Revision:
 def signature_of(folder: Path) -> Signature | None:
     """The present state of an adapter's files; None where there is no such adapter.
 
-    Raises InvalidAdapter for a folder without weights.
+    Raises InvalidAdapter where a part of it is missing.
     """
-    if not folder.is_dir():
+    if not holds_adapter(folder):
         return None
     found = []
     for name in (CONFIG_FILE, WEIGHTS_FILE):

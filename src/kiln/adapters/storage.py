@@ -22,7 +22,7 @@ from pathlib import Path
 from kiln.adapters.config import CONFIG_FILE
 from kiln.adapters.names import is_name
 from kiln.adapters.weights import WEIGHTS_FILE
-from kiln.core.errors import AdapterQuotaExceeded, ConfigError
+from kiln.core.errors import AdapterQuotaExceeded, ConfigError, InvalidField
 
 try:
     import fcntl
@@ -82,9 +82,11 @@ class Storage:
         return self.root / name
 
     def names(self) -> list[str]:
-        """Names of all folders that may be adapters."""
+        """Names of all folders that hold an adapter's files, or one of them."""
         try:
-            return sorted(path.name for path in self.root.iterdir() if is_name(path.name) and path.is_dir())
+            return sorted(
+                path.name for path in self.root.iterdir() if is_name(path.name) and holds_adapter(path)
+            )
         except FileNotFoundError:  # the whole directory was taken away
             return []
 
@@ -114,13 +116,18 @@ class Storage:
             )
 
     def install(self, staged: Path, name: str) -> bool:
-        """Make a staged folder the adapter `name`. Returns whether it replaced another."""
+        """Make a staged folder the adapter `name`. Returns whether it replaced another.
+
+        Raises AdapterQuotaExceeded, and InvalidField where the name is that of something else.
+        """
         for path in [*staged.iterdir(), staged]:
             _sync(path)
         with self._renaming:
             self.check_quota(staged, name)
             target = self.folder(name)
             replaced = target.exists()
+            if replaced and not holds_adapter(target):
+                raise InvalidField(f"{name} is there, but it is not an adapter", param="name")
             aside = self._own / "replaced" / uuid.uuid4().hex
             if replaced:
                 aside.mkdir(parents=True)
@@ -133,7 +140,7 @@ class Storage:
     def remove(self, name: str) -> bool:
         """Delete an adapter: first out of sight, then from the disk. False if there is none."""
         with self.staged() as folder, self._renaming:
-            if not self.folder(name).exists():
+            if not holds_adapter(self.folder(name)):
                 return False
             self.folder(name).rename(folder / "removed")
             _sync(self.root)
@@ -143,6 +150,12 @@ class Storage:
         """The files of an adapter that are worth carrying, by name."""
         paths = {file: self.folder(name) / file for file in KEPT_FILES}
         return {file: path for file, path in paths.items() if path.is_file()}
+
+
+def holds_adapter(folder: Path) -> bool:
+    """Whether a folder has at least a part of an adapter; other folders are somebody else's."""
+    # Not Path.exists, which raises where a folder may not be looked into.
+    return any(os.path.exists(folder / file) for file in (CONFIG_FILE, WEIGHTS_FILE))
 
 
 def _size(folder: Path) -> int:
