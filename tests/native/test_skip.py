@@ -158,3 +158,26 @@ async def test_a_thousand_at_once(scripted: Native, stage: Stage) -> None:
     assert raw.count("event: done") == 1
     # The thinking, which the script never ends, was closed.
     assert raw.count('"t":"text"') > 0
+
+
+def test_of_all_alternatives(scripted: Native, stage: Stage) -> None:
+    stage.repeat("1")
+    stage.pace_s = 0.005
+    with scripted.streaming(request_id="three", n=3, max_tokens=60) as arriving:
+        skipped = False
+        for name, payload in arriving:
+            if name == "delta" and not skipped:
+                skipped = True
+                assert scripted.skip("three").status_code == 202
+    assert name == "done"
+    assert all(choice["text"].startswith("1") for choice in payload["choices"])
+
+
+def test_while_the_prompt_is_read(native: Native) -> None:
+    """Before the first token there is thinking to skip too."""
+    with native.streaming("1+" * 1500 + "1=?", request_id="early", max_tokens=50) as arriving:
+        for name, payload in arriving:
+            if name == "status" and payload["phase"] == "session":
+                assert native.skip("early").status_code == 202
+    assert name == "done"
+    assert payload["thinking_tokens"] <= 1

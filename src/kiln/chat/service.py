@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, cast
 
@@ -236,8 +237,11 @@ class ChatService:
         self._observer = observer
         self._request_timeout_s = request_timeout_s
         self._exchanges: dict[str, Exchange] = {}
+        # Exchanges of several rounds, and how to end each.
+        self._joined: dict[object, Callable[[KilnError], None]] = {}
         self._draining = False
         self._hurried = False
+        self._cut = False
         self._pool = _start_pool()
         self._preparing = 0
         self._scoring = 0
@@ -249,7 +253,7 @@ class ChatService:
     @property
     def is_idle(self) -> bool:
         """Whether no exchange, scoring or preparation is under way."""
-        return not self._exchanges and not self._scoring and self._preparing == 0
+        return not (self._exchanges or self._joined or self._scoring) and self._preparing == 0
 
     async def in_worker(self, function: Callable[[], T]) -> T:
         """Run computing work off the event loop. Raises QueueFull when too much of it waits.
@@ -278,12 +282,28 @@ class ChatService:
             self._observer.turn_refused(budget_of(turn, self.model), error)
             raise
 
-    def start(self, prepared: Prepared, *, entered: float) -> Exchange:
-        """Submit a prepared turn that entered at `entered` (`time.monotonic()`).
+    @contextlib.contextmanager
+    def joined(self, fail: Callable[[KilnError], None]) -> Iterator[None]:
+        """Exchanges that are rounds of one belong in here: a drain waits for the last of them.
+
+        `fail` ends what goes on in here, also between two of them. Raises ShuttingDown.
+        """
+        if self._draining:
+            raise ShuttingDown("the server is shutting down")
+        key = object()
+        self._joined[key] = fail
+        try:
+            yield
+        finally:
+            del self._joined[key]
+
+    def start(self, prepared: Prepared, *, entered: float, joined: bool = False) -> Exchange:
+        """Submit a prepared turn that entered at `entered` (`time.monotonic()`). One of those that are
+        `joined` may begin while the server drains.
 
         Raises QueueFull, ShuttingDown or EngineFailed.
         """
-        if self._draining:
+        if self._cut or (self._draining and not joined):
             raise ShuttingDown("the server is shutting down")
         self.engine.ensure_room(len(prepared.requests))
         head = ExchangeHead(
@@ -335,10 +355,11 @@ class ChatService:
         """Refuse new exchanges, let running ones finish for `grace_s` seconds, then cut them."""
         self._draining = True
         deadline = time.monotonic() + grace_s
-        while self._exchanges and time.monotonic() < deadline and not self._hurried:
+        while (self._exchanges or self._joined) and time.monotonic() < deadline and not self._hurried:
             await asyncio.sleep(0.02)
-        for exchange in list(self._exchanges.values()):
-            exchange.fail(ShuttingDown("the server shut down before the answer was complete"))
+        self._cut = True
+        for fail in [*self._joined.values(), *(exchange.fail for exchange in self._exchanges.values())]:
+            fail(ShuttingDown("the server shut down before the answer was complete"))
 
     def hurry(self) -> None:
         """Let a drain wait no longer. May be called from a signal handler."""

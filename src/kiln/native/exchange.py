@@ -12,7 +12,7 @@ from kiln.chat.catalog import Lease, LoadProgress, Narrate
 from kiln.chat.memory import Memory, Transcript, as_context
 from kiln.chat.service import ChatService
 from kiln.core.access import current_owner
-from kiln.core.errors import RequestTimedOut
+from kiln.core.errors import KilnError, RequestTimedOut
 from kiln.core.native import NativeChat, NativeEvent, Status, Summary
 from kiln.core.tokens import FinishReason
 from kiln.core.turn import ChatTurn
@@ -59,6 +59,7 @@ class NativeExchange:
         self._skipping = Skipping()
         self._said: asyncio.Queue[list[NativeEvent] | Exception] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
+        self._failure: KilnError | None = None
 
     def start(self) -> None:
         """Begin to work. Call it once, on the event loop."""
@@ -95,11 +96,20 @@ class NativeExchange:
         if self._task is not None:
             self._task.cancel()
 
+    def fail(self, error: KilnError) -> None:
+        """End the exchange with an error, whatever is being done."""
+        self._failure = error
+        self.abandon()
+
     async def _run(self) -> None:
         seconds = self._means.timeout_s
         try:
             async with asyncio.timeout(None if seconds is None else self._left(seconds)) as limit:
                 summary, exchange_id = await self._work()
+        except asyncio.CancelledError:
+            if self._failure is None:
+                raise
+            self._fail(self._failure)
         except TimeoutError as error:
             late = RequestTimedOut(f"the request ran for more than {seconds:g} seconds")
             self._fail(late if limit.expired() else error)
@@ -128,7 +138,8 @@ class NativeExchange:
     async def _work(self) -> tuple[Summary, str]:
         """The summary, and the id of the last round."""
         # Held for all rounds: the model must not go while a tool runs.
-        with await self._means.attach(self._chat.turn.model, self._narrate_load) as service:
+        lease = await self._means.attach(self._chat.turn.model, self._narrate_load)
+        with lease as service, service.joined(self.fail):
             offered = await self._means.toolbox.offer(self._chat.server_tools)
             rounds = self._rounds(service, offered)
             summary = await rounds.run(self._turn(offered, await self._recall()))

@@ -137,7 +137,7 @@ class Rounds:
         service = self._service
         entered = time.monotonic() if self._account.rounds else self._entered
         prepared = await service.in_worker(partial(_prepare, service, turn))
-        exchange = service.start(prepared, entered=entered)
+        exchange = service.start(prepared, entered=entered, joined=True)
         self.exchange_id = exchange.head.id
         try:
             self._say_opening()
