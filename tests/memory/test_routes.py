@@ -14,7 +14,7 @@ from kiln.cli.assembly import create_app
 from kiln.core.settings import MemoryStoreSettings, Settings
 from kiln.store.database import Database
 from kiln.store.keys import KeyStore
-from serve.servers import Server, serving, settings_of
+from serve.servers import Server, serving, settings_of, wait_until
 
 URL = "/lmkit/v1/memory"
 
@@ -226,3 +226,7 @@ def test_a_store_that_fails_is_a_503(tmp_path: Path) -> None:
         assert (refused.status_code, refused.json()["code"]) == (503, "store_failed")
         assert str(path) not in refused.text
         assert running.client.get("/health").status_code == 200
+        # Who needs no key and no memory is served; an admin needs to be known as one.
+        assert running.ask("3+8-2+7=?", max_tokens=2)["choices"]
+        who = lambda: running.client.get("/lmkit/v1/session").json()["scopes"]  # noqa: E731
+        wait_until(lambda: who() == ["inference"], "nobody is taken for an admin")

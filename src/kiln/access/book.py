@@ -44,6 +44,7 @@ class KeyBook:
         self._take_over(KeyRing({}, {}))
         self._read_at = -math.inf
         self._reading: asyncio.Task[None] | None = None
+        self._is_failing = False
         self._used: dict[int, float] = {}
         self._noted: dict[int, float] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kiln-keys")
@@ -136,7 +137,14 @@ class KeyBook:
         # A flood of unknown keys makes so many readings and no more.
         await asyncio.sleep(max(0.0, self._read_at + _BETWEEN_S - time.monotonic()))
         began = time.monotonic()
-        self._take_over(await self._do(self._note_due_and_read))
+        try:
+            self._take_over(await self._do(self._note_due_and_read))
+        except StoreFailed as error:
+            if not self._is_failing:
+                log.error("the keys cannot be read: %s", error.message)
+            self._is_failing = True
+            raise
+        self._is_failing = False
         self._read_at = began
 
     def _take_over(self, ring: KeyRing) -> None:
