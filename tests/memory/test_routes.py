@@ -228,5 +228,9 @@ def test_a_store_that_fails_is_a_503(tmp_path: Path) -> None:
         assert running.client.get("/health").status_code == 200
         # Who needs no key and no memory is served; an admin needs to be known as one.
         assert running.ask("3+8-2+7=?", max_tokens=2)["choices"]
-        who = lambda: running.client.get("/lmkit/v1/session").json()["scopes"]  # noqa: E731
-        wait_until(lambda: who() == ["inference"], "nobody is taken for an admin")
+
+        def is_no_admin() -> bool:
+            scopes = running.client.get("/lmkit/v1/session").json()["scopes"]
+            return bool(scopes == ["inference"])
+
+        wait_until(is_no_admin, "nobody is taken for an admin")
