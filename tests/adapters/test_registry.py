@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import hashlib
 import json
@@ -168,6 +169,31 @@ def test_a_file_goes_with_the_last_request_that_uses_it(saved: Saved, registry: 
     gc.collect()
     registry.load("dreary")
     assert len(converted(registry)) == 1
+
+
+def test_a_file_that_comes_back_stays_for_who_had_it_first(saved: Saved, registry: AdapterRegistry) -> None:
+    scaled(saved / "cheerful", 1)
+    running = resolve(registry, ("cheerful", 1))
+    for factor in (3, 1, 3, 1, 3):
+        scaled(saved / "cheerful", factor)
+        assert (resolve(registry, ("cheerful", 1)).uses == running.uses) == (factor == 1)
+    gc.collect()
+    registry.load("dreary")
+    assert Path(running.uses[0][0]).exists()
+
+
+def test_a_full_disk_is_said_and_not_remembered(
+    saved: Saved, registry: AdapterRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kiln.adapters.revision.convert", no_space)
+        with pytest.raises(AdapterQuotaExceeded, match="disk is full"):
+            registry.load("cheerful")
+    assert converted(registry) == set()
+    assert resolve(registry, ("cheerful", 1)).name == "cheerful"
 
 
 def test_the_same_content_under_another_name_keeps_the_file(saved: Saved, registry: AdapterRegistry) -> None:

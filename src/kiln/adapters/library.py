@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import math
-import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import BinaryIO
 
 from kiln.adapters.archive import pack, unpack
@@ -16,8 +12,9 @@ from kiln.adapters.merge import CannotMerge, Merged, Source, merge
 from kiln.adapters.names import check_name, check_new_name
 from kiln.adapters.registry import AdapterRegistry
 from kiln.adapters.revision import Revision, read_pairs
+from kiln.adapters.storage import disk_errors
 from kiln.adapters.weights import WEIGHTS_FILE, weights_bytes
-from kiln.core.errors import AdapterNotFound, AdapterQuotaExceeded, InvalidAdapter, InvalidField
+from kiln.core.errors import AdapterNotFound, InvalidAdapter, InvalidField
 from kiln.wire.adapters import MergeMethod
 
 # The share of its entries that a delta keeps in the TIES paper.
@@ -30,7 +27,7 @@ def upload(registry: AdapterRegistry, name: str, archive: BinaryIO) -> tuple[Rev
     Raises InvalidField, InvalidAdapter, BodyTooLarge or AdapterQuotaExceeded; the disk is then as before.
     """
     check_new_name(name, "name")
-    with _disk_errors(), registry.storage.staged() as staged:
+    with disk_errors(), registry.storage.staged() as staged:
         try:
             unpack(archive, staged, registry.max_bytes)
         except InvalidAdapter as error:
@@ -44,7 +41,7 @@ def download(registry: AdapterRegistry, name: str) -> BinaryIO:
     check_name(name, "name")
     registry.revision(name, "name")
     storage = registry.storage
-    with _disk_errors(), storage.staged() as staged:
+    with disk_errors(), storage.staged() as staged:
         target = tempfile.TemporaryFile(dir=staged)
         try:
             pack(name, storage.files(name), target)
@@ -85,21 +82,8 @@ def merge_into(
     except CannotMerge as error:
         hint = "Use smaller weights, or a method that keeps a rank."
         raise InvalidField(str(error), param="adapters", hint=hint) from None
-    with _disk_errors(), registry.storage.staged() as staged:
+    with disk_errors(), registry.storage.staged() as staged:
         (staged / CONFIG_FILE).write_bytes(merged.config)
         (staged / WEIGHTS_FILE).write_bytes(weights_bytes(merged.pairs))
         revision, replaced = registry.save(staged, name, "adapters")
     return revision, replaced, merged
-
-
-@contextmanager
-def _disk_errors() -> Iterator[None]:
-    """A full disk is the caller's to mend, as a full quota is."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise AdapterQuotaExceeded(
-            f"the disk is full: {os.strerror(error.errno)}", hint="Delete adapters, or make room on the disk."
-        ) from None

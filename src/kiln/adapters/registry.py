@@ -23,7 +23,14 @@ from kiln.adapters.names import is_name
 from kiln.adapters.revision import Revision, Signature, read_revision, signature_of
 from kiln.adapters.selection import NO_ADAPTER, Selection, compose
 from kiln.adapters.storage import Storage
-from kiln.core.errors import AdapterInUse, AdapterNotFound, AdaptersNotServed, InvalidAdapter, RequestError
+from kiln.core.errors import (
+    AdapterInUse,
+    AdapterNotFound,
+    AdapterQuotaExceeded,
+    AdaptersNotServed,
+    InvalidAdapter,
+    RequestError,
+)
 from kiln.core.text import shorten
 
 log = logging.getLogger(__name__)
@@ -76,7 +83,8 @@ class AdapterRegistry:
         self._storage = storage
         self._read_base = read_base
         self._known: dict[str, Known] = {}
-        self._superseded: dict[Path, weakref.ref[Revision]] = {}
+        # Whoever runs with a converted file holds one of its revisions.
+        self._held: dict[Path, weakref.WeakSet[Revision]] = {}
         self._default: tuple[tuple[str, float], ...] = ()
         # One adapter is read at a time; requests for others do not wait for this lock.
         self._loading = threading.RLock()
@@ -166,12 +174,10 @@ class AdapterRegistry:
         self.storage.check_quota(staged, name)
         with self._loading:
             try:
-                _, revision = self._read_folder(name, staged)
+                self._read_folder(name, staged)
             except InvalidAdapter as error:
                 error.param = param
                 raise
-            self._superseded[revision.path] = weakref.ref(revision)
-            del revision
             try:
                 replaced = self.storage.install(staged, name)
                 log.info("the adapter %s was %s", name, "replaced" if replaced else "saved")
@@ -233,36 +239,33 @@ class AdapterRegistry:
             return Known(*self._read_folder(name, self.storage.folder(name)))
         except AdapterNotFound as error:
             return Known(None, None, error)
+        except AdapterQuotaExceeded:
+            raise  # the disk is full now, which says nothing of the adapter
         except RequestError as error:
             log.warning("the adapter %s cannot be loaded: %s", name, error.message)
             return Known(signature, before.revision if before is not None else None, error)
 
     def _read_folder(self, name: str, folder: Path) -> tuple[Signature, Revision]:
-        return read_revision(name, folder, self.storage.converted, lambda: self.base, self.max_bytes)
+        signature, revision = read_revision(
+            name, folder, self.storage.converted, lambda: self.base, self.max_bytes
+        )
+        self._held.setdefault(revision.path, weakref.WeakSet()).add(revision)
+        return signature, revision
 
     def _replace(self, name: str, known: Known) -> None:
-        before = self._known.get(name)
         if isinstance(known.problem, AdapterNotFound):
             self._known.pop(name, None)
         else:
             self._known[name] = known
-        old = before.revision if before is not None else None
-        if old is not None and (known.revision is None or known.revision.path != old.path):
-            self._superseded[old.path] = weakref.ref(old)
-            if known.revision is not None:
-                log.info("the adapter %s is now %s", name, known.revision.content_sha256)
-        del before, old
+            if known.revision is not None and known.problem is None:
+                log.info("the adapter %s is %s", name, known.revision.content_sha256)
         self._trim()
 
     def _trim(self) -> None:
         """Delete converted files of revisions that nobody holds any more."""
-        current = {known.revision.path for known in self._known.values() if known.revision is not None}
-        for path, held in list(self._superseded.items()):
-            if path in current:
-                del self._superseded[path]
-            elif held() is None:
-                del self._superseded[path]
-                path.unlink(missing_ok=True)
+        for path in [path for path, revisions in self._held.items() if not revisions]:
+            del self._held[path]
+            path.unlink(missing_ok=True)
 
     def _find(self, name: str, param: str) -> Revision:
         known = self._known.get(name)

@@ -16,7 +16,7 @@ import msgspec
 from kiln.adapters.base import BaseModel
 from kiln.adapters.config import CONFIG_FILE, LoraConfig, parse_config
 from kiln.adapters.convert import FORMAT, convert
-from kiln.adapters.storage import holds_adapter
+from kiln.adapters.storage import disk_errors, holds_adapter
 from kiln.adapters.weights import WEIGHTS_FILE, Pair, parse_weights
 from kiln.core.errors import AdapterNotFound, BodyTooLarge, InvalidAdapter
 from kiln.core.text import shorten
@@ -30,7 +30,7 @@ _PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth", "pytor
 Signature = tuple[tuple[int, int, int, int, int], ...]
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Revision:
     """`path` is the converted file; `content_sha256` covers configuration and weights.
 
@@ -149,10 +149,11 @@ def _converted(cache: Path, content: str, base: BaseModel) -> Path:
 
 def _write(target: Path, config: LoraConfig, weights: bytes, base: BaseModel) -> None:
     """Convert into a file of another name first: a reader sees the whole file or none."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f"{uuid.uuid4().hex}.part")
-    try:
-        convert(config, parse_weights(weights, config), base, part)
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+    with disk_errors():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f"{uuid.uuid4().hex}.part")
+        try:
+            convert(config, parse_weights(weights, config), base, part)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)

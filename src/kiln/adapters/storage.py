@@ -11,6 +11,7 @@ A crash at any point leaves every adapter whole, old or new; `recover` removes t
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
@@ -150,6 +151,19 @@ class Storage:
         """The files of an adapter that are worth carrying, by name."""
         paths = {file: self.folder(name) / file for file in KEPT_FILES}
         return {file: path for file, path in paths.items() if path.is_file()}
+
+
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """A full disk is the caller's to mend, as a full quota is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise AdapterQuotaExceeded(
+            f"the disk is full: {os.strerror(error.errno)}", hint="Delete adapters, or make room on the disk."
+        ) from None
 
 
 def holds_adapter(folder: Path) -> bool:
