@@ -18,6 +18,7 @@ from kiln.core.completion import ChoiceEnd, Completion
 from kiln.core.messages import Conversation, Message
 from kiln.core.sampling import SamplingOverrides
 from kiln.core.turn import ChatTurn
+from kiln.engine.grammar import GrammarCompiler
 from kiln.engine.loop import BatchingEngine
 from serve.servers import FIXTURES, PROMPT, settings_of
 from text.samples import QWEN3
@@ -87,7 +88,7 @@ async def _chat(loaded: tuple[LlamaModel, ServedModel]) -> AsyncIterator[Chat]:
         context_length=model.context_length,
         parallel=16,
         max_queue=1000,
-        grammars=model.grammars,
+        grammars=GrammarCompiler(llama),
     )
     await engine.start()
     service = ChatService(model, engine, Observers([]))

@@ -55,6 +55,9 @@ def serve(link: socket.socket, plan: RunnerPlan) -> None:
     from kiln.backends.llamacpp import LlamaModel, LlamaRunner
 
     model = LlamaModel(Path(plan.model_path))
+    grammars = GrammarCompiler(model)
+    preparing = threading.Thread(target=grammars.prepare, name="kiln-vocabulary", daemon=True)
+    preparing.start()
     runner = LlamaRunner(
         model,
         sequences=plan.sequences,
@@ -62,6 +65,7 @@ def serve(link: socket.socket, plan: RunnerPlan) -> None:
         threads=plan.threads,
         adapters=plan.adapters,
     )
+    preparing.join()
     link.sendall(encode_frame(Ready(runner.describe())))
 
     def publish(report: StepReport) -> None:
@@ -69,7 +73,7 @@ def serve(link: socket.socket, plan: RunnerPlan) -> None:
 
     commands: Inbox = queue.SimpleQueue()
     threading.Thread(target=listen, args=(link, commands), name="kiln-commands", daemon=True).start()
-    EngineWorker(runner, model.pieces, plan.limits, publish, GrammarCompiler(model)).run(commands)
+    EngineWorker(runner, model.pieces, plan.limits, publish, grammars).run(commands)
     runner.close()
     model.close()
 

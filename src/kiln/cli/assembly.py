@@ -182,7 +182,7 @@ def _inline_engine(
         draft_tokens=limits.draft_tokens,
         checks_books=limits.checks_books,
         max_queue=settings.engine.max_queue,
-        grammars=model.grammars,
+        grammars=GrammarCompiler(llama),
         on_stopped=llama.close,
     )
 
@@ -403,7 +403,7 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
             )
         ),
         longest_piece=max(1, *(len(piece) for piece in llama.pieces)),
-        grammars=GrammarCompiler(llama),
+        grammars=GrammarCompiler(llama, checks_only=True),
         exact=settings.engine.exact,  # type: ignore[arg-type]
         adapters=_adapters(settings, llama),
     )

@@ -6,6 +6,7 @@ model likes. Control and other added tokens are no text to it: they come only wh
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections import OrderedDict
@@ -20,6 +21,8 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from kiln.core.errors import GrammarFailed, KilnError
 from kiln.core.tokens import Tokenizer
 from kiln.engine.sampler import Allowed
+
+log = logging.getLogger(__name__)
 
 # Compiled grammars kept for requests to come. One takes from some kilobytes to a few megabytes.
 KEPT_GRAMMARS = 64
@@ -116,15 +119,22 @@ def foresee(states: Sequence[GrammarState], pool: Executor) -> None:
 
 
 class GrammarVocabulary:
-    """A tokenizer as llguidance sees it. Building it takes up to a second for a large vocabulary."""
+    """A tokenizer as llguidance sees it.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Building it takes a second for a large vocabulary, and no other Python thread runs meanwhile. To see
+    whether a grammar compiles, single bytes and the added tokens do: with `checks_only` it takes no time.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, checks_only: bool = False) -> None:
         # Some vocabularies add runs of blanks, which are text.
         added = {spelling.encode() for spelling in tokenizer.added_spellings if spelling.strip()}
         self.n_vocab = tokenizer.n_vocab
         self.tokens = list(tokenizer.pieces)
         self.special_token_ids = [token for token, piece in enumerate(self.tokens) if piece in added]
         self._special = frozenset(self.special_token_ids)
+        self._tokenizer = tokenizer
+        if checks_only:
+            self._keep_bytes()
         self.bos_token_id = None
         ends = sorted(tokenizer.eos_ids)
         if not ends:
@@ -133,7 +143,6 @@ class GrammarVocabulary:
             self.tokens.append(b"</s>")
             self.special_token_ids.append(ends[0])
         self.eos_token_id = ends[0]
-        self._tokenizer = tokenizer
         self.mask_words = (len(self.tokens) + 31) // 32
         all_but_ends = np.ones(self.n_vocab, np.bool_)
         all_but_ends[[token for token in ends if token < self.n_vocab]] = False
@@ -141,6 +150,15 @@ class GrammarVocabulary:
         # Most grammars are JSON, whose strings these prepared parts of the vocabulary are for.
         slices = LLTokenizer.json_slices()
         self.native = LLTokenizer(TokenizerWrapper(self), eos_token=ends, slices=slices)
+
+    def _keep_bytes(self) -> None:
+        """Let the first ordinary tokens stand for the bytes, and the others for nothing."""
+        apart = self._special | self._tokenizer.eos_ids
+        ordinary = [token for token in range(len(self.tokens)) if token not in apart]
+        for token in ordinary[256:]:
+            self.tokens[token] = b""
+        for byte, token in enumerate(ordinary[:256]):
+            self.tokens[token] = bytes([byte])
 
     def __call__(self, text: bytes | str) -> list[int]:
         """Tokens of a plain text, as llguidance asks for them where a grammar leaves one text only.
@@ -161,10 +179,14 @@ class GrammarVocabulary:
 
 
 class GrammarCompiler:
-    """Compiles grammars over one vocabulary and keeps the last ones. Thread-safe."""
+    """Compiles grammars over one vocabulary and keeps the last ones. Thread-safe.
 
-    def __init__(self, tokenizer: Tokenizer, kept: int = KEPT_GRAMMARS) -> None:
+    With `checks_only` its states tell whether a grammar compiles and begins, not which tokens it allows.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, kept: int = KEPT_GRAMMARS, *, checks_only: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._checks_only = checks_only
         self._kept = kept
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
@@ -176,6 +198,14 @@ class GrammarCompiler:
         Raises GrammarFailed.
         """
         return self.kept_state(grammar) or self._compile(grammar)
+
+    def prepare(self) -> None:
+        """Look through the vocabulary now, while nobody waits."""
+        try:
+            with self._vocabulary_lock:
+                _ = self._vocabulary
+        except GrammarFailed as error:
+            log.warning("%s", error.message)
 
     def kept_state(self, grammar: str) -> GrammarState | None:
         """A new state if the grammar is compiled already."""
@@ -200,7 +230,12 @@ class GrammarCompiler:
 
     @cached_property
     def _vocabulary(self) -> GrammarVocabulary:
-        return GrammarVocabulary(self._tokenizer)
+        try:
+            return GrammarVocabulary(self._tokenizer, checks_only=self._checks_only)
+        except Exception as error:
+            raise GrammarFailed(
+                f"no grammar can be followed with this vocabulary: {error}"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
