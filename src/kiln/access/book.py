@@ -32,12 +32,13 @@ log = logging.getLogger(__name__)
 FRESH_S = 0.5
 # `last used` is kept to the minute: a busy key must not write at every request.
 _USED_EVERY_S = 60.0
+_NOTED_AFTER_S = 1.0
 _BETWEEN_S = 0.02
 _LEAD = 8
 
 
 class KeyBook:
-    """Looks secrets up. Lives on the event loop; the store is read and written on a thread of its own."""
+    """Looks secrets up. Lives on the event loop; the store is read and written on threads of its own."""
 
     def __init__(self, store: KeyStore) -> None:
         self._store = store
@@ -47,16 +48,21 @@ class KeyBook:
         self._is_failing = False
         self._used: dict[int, float] = {}
         self._noted: dict[int, float] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="kiln-keys")
+        self._noting: asyncio.Task[None] | None = None
+        # Two, so that nobody who is to be let in waits for a write.
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="kiln-keys")
 
     async def open(self) -> None:
         """Read the store for the first time. Raises StoreFailed."""
         await self._know(time.monotonic())
 
     async def close(self) -> None:
-        """Write what is left to write, and end the thread."""
+        """Write what is left to write, and end the threads."""
+        if self._noting is not None:
+            self._noting.cancel()
+            await asyncio.gather(self._noting, return_exceptions=True)
         await self._do(self._end)
-        await asyncio.to_thread(self._thread.shutdown, wait=True)
+        await asyncio.to_thread(self._threads.shutdown, wait=True)
 
     @property
     def has_keys(self) -> bool:
@@ -78,7 +84,7 @@ class KeyBook:
             await self._know(came)
             found = self._keys.find(secret)
         if found is not None:
-            self._used[found.id] = time.time()
+            self._touch(found.id)
         return found
 
     async def session_of(self, secret: str) -> tuple[Session, Key] | None:
@@ -92,7 +98,7 @@ class KeyBook:
         key = self._by_id.get(session.key_id)
         if key is None:
             return None
-        self._used[key.id] = time.time()
+        self._touch(key.id)
         return session, key
 
     async def keys(self) -> list[Key]:
@@ -138,7 +144,7 @@ class KeyBook:
         await asyncio.sleep(max(0.0, self._read_at + _BETWEEN_S - time.monotonic()))
         began = time.monotonic()
         try:
-            self._take_over(await self._do(self._note_due_and_read))
+            self._take_over(await self._do(self._store.ring))
         except StoreFailed as error:
             if not self._is_failing:
                 log.error("the keys cannot be read: %s", error.message)
@@ -153,11 +159,22 @@ class KeyBook:
         self._by_id = {key.id: key for key in ring.keys.values()}
         self.has_admin_key = any(key.scope == "admin" for key in ring.keys.values())
 
-    def _note_due_and_read(self) -> KeyRing:
+    def _touch(self, key_id: int) -> None:
+        now = time.time()
+        self._used[key_id] = now
+        is_due = now - self._noted.get(key_id, 0.0) >= _USED_EVERY_S
+        if is_due and (self._noting is None or self._noting.done()):
+            self._noting = asyncio.get_running_loop().create_task(self._note_soon())
+
+    async def _note_soon(self) -> None:
+        # The uses of a second are one write.
+        await asyncio.sleep(_NOTED_AFTER_S)
+        await self._do(self._note_due)
+
+    def _note_due(self) -> None:
         now = time.time()
         used = self._used.copy()
         self._note({i: t for i, t in used.items() if now - self._noted.get(i, 0.0) >= _USED_EVERY_S})
-        return self._store.ring()
 
     def _end(self) -> None:
         self._note(self._used.copy())
@@ -178,7 +195,7 @@ class KeyBook:
                 self._used.pop(key_id, None)
 
     async def _do(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
 
 class _Index(Generic[T]):
