@@ -57,6 +57,12 @@ class PacedRunner:
     def length(self, sequence: int) -> int:
         raise AssertionError("nothing is held")
 
+    def save(self, sequence: int) -> NDArray[np.uint8]:
+        raise AssertionError("nothing is held")
+
+    def restore(self, sequence: int, data: NDArray[np.uint8]) -> None:
+        raise AssertionError("nothing is held")
+
     def trim(self, sequence: int, length: int) -> None: ...
 
     def collect(self) -> None: ...

@@ -72,6 +72,7 @@ class ScriptedRunner:
         self.dead: set[int] = set()
         # With which adapters the cells of each slot were computed.
         self.made_with: dict[int, AdapterSet] = {}
+        self.saved_with: dict[tuple[int, ...], AdapterSet] = {}
         self.broken_adapters: set[str] = set()
         self.first_of_call: list[list[int]] = []
         self.threads: set[int] = {threading.get_ident()}
@@ -119,6 +120,20 @@ class ScriptedRunner:
     def length(self, sequence: int) -> int:
         self.threads.add(threading.get_ident())
         return len(self.kv.get(sequence, ()))
+
+    def save(self, sequence: int) -> NDArray[np.uint8]:
+        self.threads.add(threading.get_ident())
+        tokens = [token for _, token in self.kv[sequence]]
+        self.saved_with[tuple(tokens)] = self.made_with[sequence]
+        return np.asarray(tokens, np.int32).view(np.uint8)
+
+    def restore(self, sequence: int, data: NDArray[np.uint8]) -> None:
+        self.threads.add(threading.get_ident())
+        assert not self.kv.get(sequence), "restored into a slot in use"
+        tokens = data.view(np.int32).tolist()
+        self.kv[sequence] = [(next(self._cells), token) for token in tokens]
+        self.made_with[sequence] = self.saved_with[tuple(tokens)]
+        assert self._cells_held() <= self.cells
 
     def trim(self, sequence: int, length: int) -> None:
         self.threads.add(threading.get_ident())

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from numpy.typing import NDArray
 
 from kiln.core.sampling import SamplingParams
 from kiln.core.tokens import FinishReason, Source
 from kiln.engine.ports import AdapterUse, Chunk, GenerationRequest, adapter_set
-from kiln.engine.schedule.plan import Limits, Pick, PlannedCall
+from kiln.engine.schedule import host
+from kiln.engine.schedule.host import HostPrefixes
+from kiln.engine.schedule.plan import Limits, Pick, PlannedCall, Restore
+from kiln.engine.schedule.prefix import WORTH_SHARING
 from kiln.engine.schedule.scheduler import Scheduler
 from kiln.engine.sequence import Sequence
 from kiln.engine.speculation import Drafter
@@ -20,6 +26,15 @@ from kiln.engine.speculation import Drafter
 from .cells import CellPool
 
 GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_prefixes_are_worth_saving() -> Iterator[None]:
+    before, host.WORTH_SAVING = host.WORTH_SAVING, WORTH_SHARING
+    yield
+    host.WORTH_SAVING = before
+
+
 # Prompts begin like one of these, so that prefixes are shared.
 DOCUMENTS = [[1] * 60, [1] * 18 + [2] * 42, [3, 4] * 30]
 
@@ -51,6 +66,7 @@ def limits(
     turn_steps: int = 4,
     draft_rows: int = 0,
     exact_drafts: bool = True,
+    retain_tokens: int = 2**31,
 ) -> Limits:
     return Limits(
         running=running,
@@ -63,6 +79,7 @@ def limits(
         turn_steps=turn_steps,
         draft_rows=draft_rows,
         exact_drafts=exact_drafts,
+        retain_tokens=retain_tokens,
     )
 
 
@@ -92,8 +109,13 @@ class World:
     A slot of the cache is a list of (cell, token, scope, computed exactly); copies share cells.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self.scheduler = Scheduler(limits)
+    def __init__(self, limits: Limits, host_bytes: int = 0) -> None:
+        """Saved prefixes take a byte a token."""
+        self.scheduler = Scheduler(limits, HostPrefixes(host_bytes, self.save) if host_bytes else None)
+        # What was saved, by the id of the data that stands for it.
+        self.saved: dict[int, list[tuple[int, int, object, bool]]] = {}
+        self.kept_alive: list[NDArray[np.uint8]] = []
+        self.restored = 0
         self.limits = limits
         self.kv: dict[int, list[tuple[int, int, object, bool]]] = {}
         self.pool = CellPool(limits.kv_cells)
@@ -145,6 +167,23 @@ class World:
         for slot in slots:
             self.dead |= {cell for cell, _, _, _ in self.kv.pop(slot, [])}
 
+    def save(self, slot: int) -> NDArray[np.uint8]:
+        data = np.zeros(len(self.kv[slot]), np.uint8)
+        self.saved[id(data)] = list(self.kv[slot])
+        self.kept_alive.append(data)
+        return data
+
+    def restore(self, copy: Restore) -> None:
+        was = self.saved[id(copy.saved.data)]
+        assert [token for _, token, _, _ in was] == copy.saved.ids.tolist()
+        cells = self.pool.take(len(was))
+        held = [
+            (cell, token, scope, exact) for cell, (_, token, scope, exact) in zip(cells, was, strict=True)
+        ]
+        self.kv[copy.target] = held[: copy.length]
+        self.dead |= set(cells[copy.length :])
+        self.restored += copy.length
+
     def collect(self) -> None:
         held = {cell for kept in self.kv.values() for cell, _, _, _ in kept}
         self.pool.free(self.dead - held)
@@ -168,6 +207,9 @@ class World:
             self.removed.append(step.stuck)
         for copy in copies:
             assert not self.kv.get(copy.target), "a copy into a slot in use"
+            if isinstance(copy, Restore):
+                self.restore(copy)
+                continue
             self.kv[copy.target] = self.kv[copy.source][: copy.length]
             assert len(self.kv[copy.target]) == copy.length
         self.admitted += [a.sequence for a in step.admitted if a.sequence not in self.admitted]
@@ -296,7 +338,11 @@ def all_limits(draw: st.DrawFn) -> Limits:
         turn_steps=draw(st.integers(1, 5)),
         draft_rows=draw(st.just(0) | st.integers(2, 20)),
         exact_drafts=draw(st.booleans()),
+        retain_tokens=draw(st.just(2**31) | st.integers(0, 100)),
     )
+
+
+HOST_BYTES = st.just(0) | st.integers(20, 300)
 
 
 @st.composite
@@ -323,7 +369,7 @@ def add_any(world: World, data: st.DataObject) -> None:
 @settings(max_examples=50, deadline=None)
 @given(all_limits(), st.data())
 def test_every_request_finishes_with_the_tokens_it_has_alone(limits: Limits, data: st.DataObject) -> None:
-    world = World(limits)
+    world = World(limits, data.draw(HOST_BYTES))
     for _ in range(data.draw(st.integers(1, 7))):
         add_any(world, data)
     world.finish()
@@ -333,7 +379,7 @@ def test_every_request_finishes_with_the_tokens_it_has_alone(limits: Limits, dat
 @settings(max_examples=30, deadline=None)
 @given(all_limits(), st.data())
 def test_requests_one_after_another(limits: Limits, data: st.DataObject) -> None:
-    world = World(limits)
+    world = World(limits, data.draw(HOST_BYTES))
     for _ in range(data.draw(st.integers(1, 5))):
         add_any(world, data)
         for _ in range(10_000):
@@ -359,9 +405,9 @@ def test_first_come_first_admitted(limits: Limits, data: st.DataObject) -> None:
 class Traffic(RuleBasedStateMachine):
     """Requests that come, run and are cancelled in any order."""
 
-    @initialize(limits=all_limits())
-    def begin(self, limits: Limits) -> None:
-        self.world = World(limits)
+    @initialize(limits=all_limits(), host_bytes=HOST_BYTES)
+    def begin(self, limits: Limits, host_bytes: int) -> None:
+        self.world = World(limits, host_bytes)
 
     @rule(data=st.data())
     def add(self, data: st.DataObject) -> None:
@@ -483,6 +529,34 @@ def test_a_prefix_of_another_scope_or_computed_otherwise_is_not_reused() -> None
         world.step()
         assert other.cached_tokens == 0
         assert not world.live
+
+
+def test_a_prefix_beyond_what_is_retained_comes_back_from_the_host() -> None:
+    world = World(limits(kv_cells=256, step_tokens=64, retain_tokens=0), host_bytes=100)
+    world.add([7] * 30, 1, exact=True)
+    while world.live:
+        world.step()
+    assert not world.kv
+    # It comes back once for all who want it.
+    again = [world.add([7] * 30 + [n], 2, exact=n > 8) for n in (8, 9)]
+    step = world.scheduler.schedule()
+    assert [admission.shared for admission in step.admitted] == [30]
+    while world.live:
+        world.step()
+        world.check()
+    assert [s.cached_tokens for s in again] == [30, 30]
+    assert world.restored == 30
+
+
+def test_a_saved_prefix_that_does_not_fit_is_computed_again() -> None:
+    world = World(limits(running=1, slots=2, kv_cells=50, step_tokens=64, retain_tokens=0), host_bytes=100)
+    world.add([7] * 40, 1)
+    while world.live:
+        world.step()
+    # Of forty tokens it could use twenty, but all forty would have to come back.
+    world.add([7] * 20 + [8] * 10, 10)
+    world.finish()
+    assert world.restored == 0
 
 
 def test_a_prefix_that_stands_in_the_way_is_given_up() -> None:

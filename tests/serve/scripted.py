@@ -126,6 +126,12 @@ class ScriptedRunner:
     def length(self, sequence: int) -> int:
         raise AssertionError("nothing is held")
 
+    def save(self, sequence: int) -> NDArray[np.uint8]:
+        raise AssertionError("nothing is held")
+
+    def restore(self, sequence: int, data: NDArray[np.uint8]) -> None:
+        raise AssertionError("nothing is held")
+
     def trim(self, sequence: int, length: int) -> None:
         raise AssertionError("nothing can be trimmed")
 

@@ -140,9 +140,9 @@ class Traffic:
     async def _refused(self) -> None:
         bad: Body = self._rng.choice(
             [
-                {"messages": []},
                 {"messages": [{"role": "user", "content": 3}]},
                 {"max_tokens": -1},
+                {"temperature": "hot"},
                 {"adapter": "nobody"},
             ]
         )

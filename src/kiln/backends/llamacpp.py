@@ -329,6 +329,16 @@ class LlamaRunner:
     def copy(self, source: int, target: int, length: int) -> None:
         native.llama_memory_seq_cp(self._memory, source, target, 0, length)
 
+    def save(self, sequence: int) -> NDArray[np.uint8]:
+        size = native.llama_state_seq_get_size(self._pointer, sequence)
+        data = np.empty(size, np.uint8)
+        native.llama_state_seq_get_data(self._pointer, _bytes_of(data), size, sequence)
+        return data
+
+    def restore(self, sequence: int, data: NDArray[np.uint8]) -> None:
+        if native.llama_state_seq_set_data(self._pointer, _bytes_of(data), data.nbytes, sequence) == 0:
+            raise EngineFailed(f"saved KV cannot be restored: {'; '.join(_recent_errors)}")
+
     def describe(self) -> dict[str, object]:
         return {
             "backend": "llama.cpp",
@@ -398,6 +408,10 @@ class _Batch:
         self.struct.n_tokens = row
         written = np.flatnonzero(self._outputs[:row])
         return np.flatnonzero(wanted[written[written < len(wanted)]]), len(written), padded
+
+
+def _bytes_of(data: NDArray[np.uint8]) -> Any:
+    return data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def _read_text(read: Any) -> str:

@@ -181,6 +181,7 @@ def _inline_engine(
         turn_steps=limits.turn_steps,
         draft_tokens=limits.draft_tokens,
         checks_books=limits.checks_books,
+        host_bytes=limits.host_bytes,
         max_queue=settings.engine.max_queue,
         grammars=GrammarCompiler(llama),
         on_stopped=llama.close,
@@ -307,6 +308,7 @@ def _engine_limits(settings: Settings) -> EngineLimits:
         engine.adapter_turn_steps,
         engine.speculation_tokens if engine.speculation else 0,
         engine.checks_books,
+        engine.host_cache_mib * 2**20,
     )
 
 

@@ -206,6 +206,11 @@ class EngineSettings:
         "Draft tokens by looking up what followed before; answers are the same, repetitive ones come faster.",
     )
     speculation_tokens: int = _setting(8, "Tokens drafted at once for one request at most.", low=1, high=32)
+    host_cache_mib: int = _setting(
+        0,
+        "MiB of memory that keep prefixes beyond retain_tokens, to be copied back when they are needed.",
+        low=0,
+    )
     exact: str = _setting(
         "auto",
         "Which requests are computed exactly: `auto` those with a seed and those that need it.",

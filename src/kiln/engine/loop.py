@@ -43,12 +43,20 @@ class BatchingEngine(EngineFrontend):
         turn_steps: int = 4,
         draft_tokens: int = 0,
         checks_books: bool = False,
+        host_bytes: int = 0,
         max_queue: int = 256,
         grammars: GrammarCompiler | None = None,
         on_stopped: Callable[[], None] = lambda: None,
     ) -> None:
         limits = EngineLimits(
-            parallel, step_tokens, stall_tokens, retain_tokens, turn_steps, draft_tokens, checks_books
+            parallel,
+            step_tokens,
+            stall_tokens,
+            retain_tokens,
+            turn_steps,
+            draft_tokens,
+            checks_books,
+            host_bytes,
         )
         super().__init__(context_length=context_length, limits=limits, max_queue=max_queue)
         self._make_runner = make_runner

@@ -40,7 +40,8 @@ class StepReport:
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
     """`parallel` sequences at once; prompt tokens a step, and while others decode; tokens retained;
-    steps in a row for sequences with the same adapters; tokens drafted at once for a sequence. With
+    steps in a row for sequences with the same adapters; tokens drafted at once for a sequence.
+    `host_bytes` of the host's memory keep prefixes that the cache gives up. With
     `checks_books` the KV book-keeping is compared with the model's cache whenever the worker is idle."""
 
     parallel: int
@@ -50,3 +51,4 @@ class EngineLimits:
     turn_steps: int = 4
     draft_tokens: int = 0
     checks_books: bool = False
+    host_bytes: int = 0

@@ -185,6 +185,7 @@ class EngineStats:
     prompt_tokens_cached: int = 0
     preemptions: int = 0
     adapter_switches: int = 0
+    prompt_tokens_restored: int = 0
     tokens_drafted: int = 0
     drafts_accepted: int = 0
     restarts: int = 0
@@ -201,6 +202,7 @@ _TOTALS = (
     "prompt_tokens_cached",
     "preemptions",
     "adapter_switches",
+    "prompt_tokens_restored",
     "tokens_drafted",
     "drafts_accepted",
     "restarts",
@@ -331,6 +333,14 @@ class ModelRunner(Protocol):
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Let the empty sequence `target` share the first `length` KV entries of `source`."""
+        ...
+
+    def save(self, sequence: int) -> NDArray[np.uint8]:
+        """The KV of a sequence, for `restore`."""
+        ...
+
+    def restore(self, sequence: int, data: NDArray[np.uint8]) -> None:
+        """Put saved KV into an empty sequence. Raises EngineFailed if there is no room for all of it."""
         ...
 
     def describe(self) -> Mapping[str, object]:

@@ -31,7 +31,8 @@ from kiln.engine.ports import (
     ScoreSpec,
     StepTimes,
 )
-from kiln.engine.schedule.plan import Limits, Pick, PlannedCall, Step
+from kiln.engine.schedule.host import HostPrefixes
+from kiln.engine.schedule.plan import Copy, Limits, Pick, PlannedCall, Step
 from kiln.engine.schedule.scheduler import Scheduler
 from kiln.engine.scoring import score_position
 from kiln.engine.sequence import Sequence
@@ -64,6 +65,7 @@ class EngineWorker:
         self._draft_tokens = limits.draft_tokens if runner.can_share else 0
         self._publish = publish
         self._checks_books = limits.checks_books
+        keeps = runner.can_share and limits.host_bytes > 0
         self._scheduler = Scheduler(
             Limits(
                 running=limits.parallel,
@@ -77,7 +79,8 @@ class EngineWorker:
                 turn_steps=limits.turn_steps,
                 draft_rows=DRAFT_ROWS,
                 exact_drafts=runner.exact_drafts,
-            )
+            ),
+            HostPrefixes(limits.host_bytes, runner.save) if keeps else None,
         )
         self._sequences: dict[int, Sequence] = {}
         self._compiler = grammars
@@ -91,7 +94,7 @@ class EngineWorker:
         self._admitted: list[int] = []
         self._times = StepTimes()
         self._refused = False
-        self._drafted = self._accepted = 0
+        self._drafted = self._accepted = self._restored = 0
         self._steps = self._computed = self._cached = self._preemptions = 0
 
     def run(self, commands: Inbox) -> None:
@@ -194,7 +197,12 @@ class EngineWorker:
         if step.collects:
             self._runner.collect()
         for copy in copies:
-            self._runner.copy(copy.source, copy.target, copy.length)
+            if isinstance(copy, Copy):
+                self._runner.copy(copy.source, copy.target, copy.length)
+            else:
+                self._runner.restore(copy.target, copy.saved.data)
+                self._runner.trim(copy.target, copy.length)
+                self._restored += copy.length
         self._preemptions += len(step.preempted)
         if step.admitted:
             # Before the model sees them: if it dies of one of them, it is known whose fault that may be.
@@ -359,6 +367,7 @@ class EngineWorker:
             prompt_tokens_cached=self._cached,
             preemptions=self._preemptions,
             adapter_switches=scheduler.switches,
+            prompt_tokens_restored=self._restored,
             tokens_drafted=self._drafted,
             drafts_accepted=self._accepted,
         )

@@ -189,6 +189,11 @@ class _Totals(Collector):
             ("kiln_engine_steps", "Engine steps.", stats.steps),
             ("kiln_preemptions", "Sequences preempted for want of KV cells.", stats.preemptions),
             ("kiln_engine_restarts", "Engine processes that died or hung and were replaced.", stats.restarts),
+            (
+                "kiln_prompt_tokens_restored",
+                "Prompt tokens copied back from the host's memory.",
+                stats.prompt_tokens_restored,
+            ),
             ("kiln_tokens_drafted", "Tokens drafted by speculation.", stats.tokens_drafted),
             ("kiln_drafts_accepted", "Drafted tokens that were picked.", stats.drafts_accepted),
             ("kiln_adapter_switches", "Changes of the LoRA adapters in force.", stats.adapter_switches),

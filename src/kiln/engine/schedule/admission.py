@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kiln.engine.ports import AdapterSet
+from kiln.engine.schedule.host import HostPrefixes, SavedPrefix
 from kiln.engine.schedule.kv import KVLedger, common_prefix
 from kiln.engine.schedule.plan import Admission, Limits, Step
 from kiln.engine.schedule.prefix import WORTH_SHARING, PrefixCache
@@ -52,6 +53,7 @@ class Admitter:
     ledger: KVLedger
     prefixes: PrefixCache
     line: WaitingLine
+    host: HostPrefixes | None
 
     def admit(self, draft: Draft, running: SequenceOf[Sequence], free_slots: list[int]) -> None:
         """Admit in the order of the line while a place, budget and cells for the whole prompt remain."""
@@ -68,9 +70,22 @@ class Admitter:
             if places <= 0 or draft.budget <= 0 or looked >= 2 * self.limits.running:
                 return
             source, shared, coming = self._match(sequence, step)
+            saved, length = self._match_saved(sequence)
+            if saved is not None and length - shared >= WORTH_SHARING:
+                if any(admission.saved is saved for admission in step.admitted):
+                    continue  # it is being copied back: the copy can be shared in the next step
+                # All of it takes cells, also what is cut off again at once.
+                need = sequence.cells_to_start + len(saved.ids) - length
+                if claims + need > draft.free:
+                    saved = None
+                else:
+                    source, shared = None, length
+            else:
+                saved = None
             if coming - shared >= WORTH_SHARING:
                 continue  # the prefix is being computed: it is cheaper to wait for it
-            need = sequence.cells_to_start - shared
+            if saved is None:
+                need = sequence.cells_to_start - shared
             if claims + need > draft.free:
                 draft.wanted = claims + sequence.cells_to_start + (self.ledger.free - draft.free)
                 return
@@ -79,11 +94,16 @@ class Admitter:
             slot = free_slots.pop() if free_slots else _evict_slot(step, retained, sources)
             if slot is None:
                 return
-            step.admitted.append(Admission(sequence, slot, source, shared))
+            step.admitted.append(Admission(sequence, slot, source, shared, saved))
             if sequence.adapters == draft.group:
                 draft.add_chunk(sequence, len(sequence.tokens) - shared)
             draft.free -= need
             places -= 1
+
+    def _match_saved(self, sequence: Sequence) -> tuple[SavedPrefix | None, int]:
+        if self.host is None or not self.can_share or sequence.wants_scores:
+            return None, 0
+        return self.host.match(sequence.ids, scope=sequence.scope, exact=sequence.exact)
 
     def _match(self, sequence: Sequence, step: Step) -> tuple[int | None, int, int]:
         """Source slot and length of the best computed prefix, and the length of the best coming one."""

@@ -6,17 +6,19 @@ from dataclasses import dataclass, field
 
 from kiln.core.tokens import Source
 from kiln.engine.ports import AdapterSet, ModelCall
+from kiln.engine.schedule.host import SavedPrefix
 from kiln.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A waiting sequence gets a slot, and the first `shared` tokens of `source` where there is one."""
+    """A waiting sequence gets a slot, and the first `shared` tokens of `source` or `saved` if it has one."""
 
     sequence: Sequence
     slot: int
     source: int | None = None
     shared: int = 0
+    saved: SavedPrefix | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,15 @@ class Copy:
     """Let sequence `target` share the first `length` tokens of `source`."""
 
     source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Put a saved prefix into the empty sequence `target`, and keep its first `length` tokens."""
+
+    saved: SavedPrefix
     target: int
     length: int
 

@@ -21,8 +21,9 @@ from kiln.core.tokens import FinishReason, Source
 from kiln.engine.ports import AdapterSet, Chunk, ModelCall
 from kiln.engine.schedule.admission import Admitter, Draft
 from kiln.engine.schedule.calls import EXACT_ROWS, decode_calls, prefill_calls
+from kiln.engine.schedule.host import HostPrefixes
 from kiln.engine.schedule.kv import KVLedger
-from kiln.engine.schedule.plan import Admission, Copy, Limits, Pick, PlannedCall, Step
+from kiln.engine.schedule.plan import Admission, Copy, Limits, Pick, PlannedCall, Restore, Step
 from kiln.engine.schedule.prefix import WORTH_SHARING, Entry, PrefixCache
 from kiln.engine.schedule.room import make_room
 from kiln.engine.schedule.turns import Turns
@@ -38,15 +39,17 @@ DRAFT_RESERVE = 8
 class Scheduler:
     """Queues, slots and KV cells. Knows nothing of the model, the clock or the event loop."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, host: HostPrefixes | None = None) -> None:
+        """With `host`, prefixes that are given up are saved there, and taken from there."""
         self._limits = limits
+        self._host = host
         # Without a spare slot a retained prefix would stand in the way of the sequence that wants it.
         self._can_share = limits.can_share and limits.slots > limits.running
         self.ledger = KVLedger(slots=limits.slots, cells=limits.kv_cells)
         self.prefixes = PrefixCache()
         self._free_slots = list(range(limits.slots - 1, -1, -1))
         self._line = WaitingLine()
-        self._admitter = Admitter(limits, self._can_share, self.ledger, self.prefixes, self._line)
+        self._admitter = Admitter(limits, self._can_share, self.ledger, self.prefixes, self._line, host)
         self._turns = Turns(limits.turn_steps)
         self.switches = 0
         # In order of admission: the head is the oldest.
@@ -150,8 +153,10 @@ class Scheduler:
 
     # Writing.
 
-    def begin(self, step: Step, now: float) -> tuple[list[int], list[Copy]]:
+    def begin(self, step: Step, now: float) -> tuple[list[int], list[Copy | Restore]]:
         """Write admissions, evictions and preemptions. Returns slots to drop, then prefixes to copy.
+
+        Nothing may have been dropped yet when it is called: what is given up is saved here.
 
         If the step collects, that is to be done between the drops and the copies.
         """
@@ -162,15 +167,17 @@ class Scheduler:
                 self._turns.give(step.turn)
         dropped = list(step.evicted)
         for slot in step.evicted:
-            self._release(slot)
+            self._retire(slot)
         dropped.extend(self.preempt(sequence) for sequence in step.preempted)
         if step.collects:
             self.ledger.collect()
             # What comes after these cells would lie before them.
             self.prefixes.forget_exactness()
-        copies = []
+        copies: list[Copy | Restore] = []
         for admission in step.admitted:
             self._place(admission, now)
+            if admission.saved is not None:
+                copies.append(Restore(admission.saved, admission.slot, admission.shared))
             if admission.source is not None:
                 copies.append(Copy(admission.source, admission.slot, admission.shared))
         return dropped, copies
@@ -190,6 +197,12 @@ class Scheduler:
             self.prefixes.touch(admission.source)
             source = self.prefixes.get(admission.source)
             exact = min(admission.shared, source.exact) if source is not None else 0
+        elif admission.saved is not None:
+            self.ledger.extend(slot, len(admission.saved.ids))
+            self.ledger.trim(slot, admission.shared)
+            exact = min(admission.shared, admission.saved.exact)
+            if self._host is not None:
+                self._host.touch(admission.saved)
         self.prefixes.put(
             Entry(
                 slot,
@@ -275,7 +288,7 @@ class Scheduler:
             if excess <= 0:
                 break
             excess -= entry.computed
-            self._release(entry.slot)
+            self._retire(entry.slot)
             dropped.append(entry.slot)
         return dropped
 
@@ -308,6 +321,13 @@ class Scheduler:
         for slot in slots:
             self._release(slot)
         return slots
+
+    def _retire(self, slot: int) -> None:
+        """Give up a retained prefix in the cache; the host's memory may keep it."""
+        entry = self.prefixes.get(slot)
+        if self._host is not None and entry is not None:
+            self._host.keep(entry)
+        self._release(slot)
 
     def _release(self, slot: int) -> None:
         self.ledger.release(slot)

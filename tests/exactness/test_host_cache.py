@@ -1,0 +1,81 @@
+"""Prefixes that were copied out and back on the real model: the same bits, and hardly any prompt computed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kiln.backends.llamacpp import LlamaModel, LlamaRunner
+from kiln.cli.assembly import load_model
+from kiln.core.settings import Settings
+from kiln.engine.loop import BatchingEngine
+from kiln.engine.ports import AdapterUse, GenerationRequest
+
+from .lora import write_adapter
+from .test_exact_requests import HOT, Heard, generate, make_noise, prompt
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaModel:
+    return load_model(Settings.default())
+
+
+@asynccontextmanager
+async def engine_of(model: LlamaModel, *, retain_tokens: int, mib: int) -> AsyncIterator[BatchingEngine]:
+    engine = BatchingEngine(
+        lambda: LlamaRunner(model, sequences=32, kv_cells=4096, threads=2),
+        pieces=model.pieces,
+        context_length=1024,
+        parallel=16,
+        retain_tokens=retain_tokens,
+        draft_tokens=4,
+        host_bytes=mib * 2**20,
+        checks_books=True,
+    )
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+def turns(seed: int, uses: tuple[AdapterUse, ...]) -> list[GenerationRequest]:
+    """Three turns of a conversation, each of which begins with the one before."""
+    ids = prompt(seed, 150, 250)
+    lengths = (len(ids), len(ids) + 60, len(ids) + 130)
+    ids = ids + prompt(1000 + seed, 200, 201)
+    return [
+        GenerationRequest(ids[:length], 12, HOT, seed, exact=True, adapters=uses, scope=repr(uses))
+        for length in lengths
+    ]
+
+
+async def test_conversations_go_on_from_the_hosts_memory(
+    model: LlamaModel, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = write_adapter(tmp_path_factory.mktemp("adapters") / "cheerful.gguf")
+    cheerful = (AdapterUse(str(path), 1.0),)
+    conversations = [turns(seed, cheerful if seed % 3 == 0 else ()) for seed in range(8)]
+    in_order = [request for turn in zip(*conversations, strict=True) for request in turn]
+
+    async def play(engine: BatchingEngine) -> list[Heard]:
+        return [await generate(engine, request) for request in in_order]
+
+    async with engine_of(model, retain_tokens=0, mib=0) as engine:
+        plain = await play(engine)
+        assert engine.stats().prompt_tokens_cached == 0
+    async with engine_of(model, retain_tokens=0, mib=64) as engine:
+        assert await play(engine) == plain
+        stats = engine.stats()
+        # Second and third turns compute what is new: 60 and 70 tokens of each of eight conversations.
+        first_turns = sum(len(turn[0].prompt_ids) for turn in conversations)
+        assert stats.prompt_tokens_computed == first_turns + 8 * (60 + 70)
+        assert stats.prompt_tokens_restored == stats.prompt_tokens_cached > 16 * 150
+        # And once more in company, in a cache that is often collected.
+        noise = [asyncio.create_task(make_noise(engine, seed)) for seed in range(3)]
+        again = await asyncio.gather(*(generate(engine, request) for request in in_order))
+        await asyncio.gather(*noise)
+        assert again == plain
