@@ -105,7 +105,8 @@ def test_an_upload_replaces_and_is_served_at_once(server: AdapterServer, tmp_pat
 
 def test_what_goes_up_comes_down(server: AdapterServer, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("About.")
-    files = [*FILES, ("README.md", b"About."), ("training_args.bin", b"pickle"), ("._x", b"mac")]
+    kept = [*FILES, ("README.md", b"About."), ("training_args.bin", b"pickle")]
+    files = [("._one", b"mac"), (".DS_Store", b"mac"), *((f"one/{name}", data) for name, data in kept)]
     assert server.upload("carried", tar_of(files)).status_code == 201
     response = server.client.get(f"{ROUTE}/carried/download")
     assert response.status_code == 200

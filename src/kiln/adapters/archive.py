@@ -86,11 +86,11 @@ def _unpack_entries(archive: tarfile.TarFile, target: Path) -> set[str]:
         if entry.isdir():
             folders.update(parts[:1])
             continue
+        if parts[-1].startswith("."):  # what desktops leave behind
+            continue
         folders.add(parts[0] if len(parts) == 2 else "")
         if len(folders) > 1:
             raise InvalidAdapter("the archive has more than one top folder", hint=_HINT)
-        if parts[-1].startswith("._"):  # what macOS adds
-            continue
         if parts[-1] in found:
             raise InvalidAdapter(f"the archive holds {shorten(parts[-1])} twice", hint=_HINT)
         found.add(parts[-1])
