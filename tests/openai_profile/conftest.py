@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,10 @@ class Profile:
     server: Server
 
     def post(self, path: str, /, **body: Any) -> httpx.Response:
-        return self.server.client.post(f"/v1/openai/{path}", json=body)
+        # As escapes, so that lone surrogates can be sent.
+        content = json.dumps(body).encode("ascii")
+        headers = {"content-type": "application/json"}
+        return self.server.client.post(f"/v1/openai/{path}", content=content, headers=headers)
 
     def chat(self, content: str = PROMPT, /, **fields: Any) -> httpx.Response:
         messages = [{"role": "user", "content": content}]
@@ -111,6 +115,14 @@ def stage(scripted: tuple[Profile, Stage]) -> Iterator[Stage]:
 def acted(scripted: tuple[Profile, Stage], stage: Stage) -> Profile:
     """A server whose model says what `stage` tells it."""
     return scripted[0]
+
+
+@pytest.fixture(scope="session")
+def narrow() -> Iterator[tuple[Profile, Stage]]:
+    """A scripted server with room for one sequence."""
+    app, stage = scripted_app(engine__parallel=1)
+    with serving(app) as running:
+        yield Profile(running), stage
 
 
 @pytest.fixture

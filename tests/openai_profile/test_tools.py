@@ -88,6 +88,13 @@ def test_a_call_that_does_not_fit_is_text(acted: Profile, stage: Stage, written:
     assert "tool_calls" not in choice["message"]
 
 
+def test_a_call_that_was_left_open_is_malformed(acted: Profile, stage: Stage) -> None:
+    stage.say(*CLOSE, '<tool_call>\n{"name": "add", "arguments": {"a": 1')
+    choice = both(acted, tools=TOOLS)
+    assert choice["finish_reason"] == "malformed_function_call"
+    assert choice["message"]["content"].startswith("<tool_call>")
+
+
 def test_a_call_that_was_cut_is_text(acted: Profile, stage: Stage) -> None:
     stage.say(*CLOSE, call("add", '{"a": 1, "b": 2}'))
     choice = both(acted, tools=TOOLS, max_tokens=14)

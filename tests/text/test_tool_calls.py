@@ -190,6 +190,15 @@ def test_families(template: str, answer: str, calls: list[tuple[str, object]], c
     assert read(template, answer) == (calls, content)
 
 
+def test_a_closing_marker_inside_a_json_string_is_data() -> None:
+    arguments = {"a": 'see </tool_call> and "</tool_call>" \\', "b": "c"}
+    body = json.dumps({"name": "f", "arguments": arguments})
+    assert read(QWEN3, f"<tool_call>\n{body}\n</tool_call>") == ([("f", arguments)], "")
+    # A string that was never closed does not swallow what follows.
+    broken = '<tool_call>\n{"name": "f\n</tool_call>'
+    assert read(QWEN3, broken + "\nText.") == ([], broken + "Text.")
+
+
 @pytest.mark.parametrize("template", [LLAMA, MISTRAL + "[TOOL_CALLS]", NAMED, GPT_OSS])
 def test_a_call_that_was_cut_is_text(template: str) -> None:
     found = find_tool_format(template)

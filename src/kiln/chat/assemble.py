@@ -134,7 +134,10 @@ class ChoiceAssembler:
         if tail:
             events.extend(self._events(self._scanner.feed(tail)))
         turn_ended = end.reason is FinishReason.STOP
+        # A call that the model opened and left open has failed; one that a limit cut has not.
+        left_open = self._scanner.in_call and turn_ended
         spans = self._scanner.finish(turn_ended=turn_ended)
+        self._malformed = self._malformed or (left_open and all(s.channel is not Channel.TOOL for s in spans))
         if self._live is not None and self._live.name is not None:
             # Of a call that was cut the arguments were shown; its text is not shown again.
             self._content.extend(span.text for span in spans if span.channel is Channel.CONTENT)

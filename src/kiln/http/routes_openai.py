@@ -46,9 +46,13 @@ async def chat_completions(request: Request) -> Response:
         return Response(status_code=499)
     finally:
         exchange.abandon()
-    return Response(
-        msgspec.json.encode(to_response(completion, reply, counting)), media_type="application/json"
-    )
+
+    def encode() -> bytes:
+        return msgspec.json.encode(to_response(completion, reply, counting))
+
+    # Log-probabilities can be many.
+    content = await service.in_worker(encode) if prepared.turn.top_logprobs is not None else encode()
+    return Response(content, media_type="application/json")
 
 
 async def _collect(state: ServerState, exchange: Exchange) -> Completion:

@@ -50,7 +50,8 @@ async def completions(request: Request) -> Response:
     entered = time.monotonic()
     body = await read_json_body(request, state.settings.server.max_body_bytes)
     async with admitted(state, request, lambda: decode_text(body), _plan) as (service, plan):
-        service.engine.ensure_room(sum(len(p.requests) for p in plan.prepared))
+        scored = sum(scoring is not None for scoring in plan.scorings)
+        service.engine.ensure_room(scored + sum(len(p.requests) for p in plan.prepared))
         exchanges = [service.start(p, entered=entered) for p in plan.prepared]
     counting = counting_of(state, service)
 
@@ -62,6 +63,8 @@ async def completions(request: Request) -> Response:
         scores = await unless_disconnected(request.receive, _score(service, plan, entered))
         encoder = _encoder(service, plan, exchanges, scores, counting)
         if plan.reply.stream:
+            if scored:
+                await service.in_worker(encoder.open)
             events = _merged([events_of(state, e) for e in exchanges], plan.reply.choices)
             return await stream_events(request, events, encoder, abandon)
         ends = await unless_disconnected(request.receive, _collect(exchanges, plan.reply.choices))
@@ -114,7 +117,13 @@ async def _score(
     async def one(scoring: GenerationRequest | None) -> tuple[PositionScore, ...] | None:
         return None if scoring is None else await service.score(scoring, entered=entered)
 
-    return await asyncio.gather(*(one(scoring) for scoring in plan.scorings))
+    tasks = [asyncio.ensure_future(one(scoring)) for scoring in plan.scorings]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        # Where one fails the others are of no use.
+        for task in tasks:
+            task.cancel()
 
 
 def _encoder(

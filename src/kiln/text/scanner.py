@@ -41,7 +41,7 @@ class ToolMarkers:
 
     `also_open` are other ways to begin one. An answer that begins with one of `starts` is a call from there,
     that text included. With `ends_with_turn` the end of the model's turn closes a call too; an empty `close`
-    leaves it to that.
+    leaves it to that. A call that `holds_json` is not closed by its marker inside a JSON string.
     """
 
     open: str
@@ -49,6 +49,7 @@ class ToolMarkers:
     also_open: tuple[str, ...] = ()
     starts: tuple[str, ...] = ()
     ends_with_turn: bool = False
+    holds_json: bool = False
 
 
 class Scanner:
@@ -108,6 +109,7 @@ class Scanner:
         self._newlines: list[str] = []  # trailing newlines that wait for what follows
         self._tool_body: list[str] = []
         self._tool_open = ""
+        self._quotes = _Quotes()
 
     @property
     def in_call(self) -> bool:
@@ -207,7 +209,10 @@ class Scanner:
             self._newlines.clear()
             self._enter(Channel.CONTENT, closed=True)
         elif self._state is Channel.TOOL:
-            self._end_call(marker, spans)
+            if self._tools is not None and self._tools.holds_json and self._quotes.open:
+                self._write(marker, spans)
+            else:
+                self._end_call(marker, spans)
         elif marker in self._stops:
             self._flush_newlines(spans)
             self.stopped = marker
@@ -224,6 +229,7 @@ class Scanner:
         self._newlines.clear()
         spans.append(Span(Channel.TOOL, "".join(self._tool_body), self._tool_open, marker))
         self._tool_body = []
+        self._quotes = _Quotes()
         self._enter(Channel.CONTENT, closed=False)
 
     def _enter(self, state: Channel, *, closed: bool) -> None:
@@ -238,6 +244,7 @@ class Scanner:
             return
         if self._state is Channel.TOOL:
             self._tool_body.append(text)
+            self._quotes.read(text)
             if self._live_calls:
                 spans.append(Span(Channel.TOOL_PART, text, self._tool_open))
             return
@@ -253,6 +260,28 @@ class Scanner:
         if self._newlines:
             _append(spans, self._state, "".join(self._newlines))
             self._newlines.clear()
+
+
+class _Quotes:
+    """Whether a text that is read piece by piece stands inside a JSON string."""
+
+    def __init__(self) -> None:
+        self.open = False
+        self._escaped = False
+
+    def read(self, text: str) -> None:
+        if not self.open and '"' not in text:
+            return
+        for char in text:
+            if self._escaped:
+                self._escaped = False
+            elif char == '"':
+                self.open = not self.open
+            elif char in NEWLINES:
+                # No JSON string goes over lines: one that was never closed ends here.
+                self.open = False
+            else:
+                self._escaped = self.open and char == "\\"
 
 
 def _append(spans: list[Span], channel: Channel, text: str) -> None:

@@ -9,7 +9,7 @@ from kiln.core.errors import InvalidField
 from kiln.core.messages import Conversation
 from kiln.core.turn import AnswerFormat, ChatTurn, ToolPolicy
 from kiln.dialects.openai.messages import read_messages, read_policy, read_tools
-from kiln.dialects.openai.sampling import read_bias, read_sampling, read_stops, read_tier
+from kiln.dialects.openai.sampling import check_limits, read_bias, read_sampling, read_stops, read_tier
 from kiln.dialects.openai.thinking import Efforts, ThinkingWish, read_thinking
 from kiln.dialects.validate import decode, require_range
 from kiln.wire import openai_chat as wire
@@ -53,6 +53,14 @@ def decode_request(body: bytes) -> wire.ChatRequest:
     if request.stream_options is not None and not request.stream:
         raise InvalidField("stream_options needs stream=true", param="stream_options")
     _check_metadata(request.metadata)
+    reasoning = request.reasoning
+    check_limits(
+        max_tokens=request.max_tokens,
+        max_completion_tokens=request.max_completion_tokens,
+        thinking_budget_tokens=request.thinking_budget_tokens,
+        thinking_budget_ms=request.thinking_budget_ms,
+        **{"reasoning.max_tokens": reasoning.max_tokens if reasoning is not None else None},
+    )
     return request
 
 

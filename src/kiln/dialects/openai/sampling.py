@@ -58,6 +58,13 @@ def read_sampling(request: SamplingFields) -> SamplingOverrides:
     )
 
 
+def check_limits(**limits: object) -> None:
+    """Token and time limits fit 64 bits; absent ones are not looked at."""
+    for name, value in limits.items():
+        if isinstance(value, int):
+            require_range(name, value, 0, MAX_SEED)
+
+
 def read_bias(request: SamplingFields) -> tuple[tuple[int | str, float], ...]:
     """OpenAI's map of token ids in decimal to numbers; their range is checked against the model."""
     entries = []

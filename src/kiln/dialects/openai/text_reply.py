@@ -122,6 +122,7 @@ class TextEncoder:
         self._ends: dict[int, ChoiceEnd] = {}
         self._ids: dict[int, list[int]] = {}
         self._json = msgspec.json.Encoder()
+        self._opening: bytes | None = None
         self._tables: list[TokenTable] | None = None
         if reply.logprobs is not None:
             self._tables = [
@@ -150,13 +151,20 @@ class TextEncoder:
 
     def opening(self) -> bytes:
         """The echoed prompts and their ids, where they are wanted."""
+        if self._opening is None:
+            self.open()
+        assert self._opening is not None
+        return self._opening
+
+    def open(self) -> None:
+        """Make the opening ready; with many scores it is work for a worker thread."""
         chunks = []
         for index in range(len(self._prompts) * self._reply.choices):
             self._begin(index)
             if self._reply.echo or self._reply.token_ids:
                 text = self._prompt_of(index).text if self._reply.echo else ""
                 chunks.append(self._chunk([self._choice(index, text, prompt_ids=True)]))
-        return b"".join(chunks)
+        self._opening = b"".join(chunks)
 
     def encode(self, events: Iterable[ExchangeEvent]) -> bytes:
         return b"".join(self._event(event) for event in events)

@@ -9,7 +9,7 @@ from kiln.core.errors import InvalidField
 from kiln.core.messages import Conversation
 from kiln.core.turn import ChatTurn, RawPrompt
 from kiln.dialects.openai.request import Tier
-from kiln.dialects.openai.sampling import read_bias, read_sampling, read_stops, read_tier
+from kiln.dialects.openai.sampling import check_limits, read_bias, read_sampling, read_stops, read_tier
 from kiln.dialects.validate import decode, require_range
 from kiln.wire import openai_text as wire
 
@@ -44,6 +44,11 @@ def decode_text(body: bytes) -> wire.TextRequest:
         require_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     if request.stream_options is not None and not request.stream:
         raise InvalidField("stream_options needs stream=true", param="stream_options")
+    check_limits(
+        max_tokens=request.max_tokens,
+        thinking_budget_tokens=request.thinking_budget_tokens,
+        thinking_budget_ms=request.thinking_budget_ms,
+    )
     return request
 
 

@@ -25,7 +25,7 @@ class Hermes(ToolFormat):
     """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, a block a call. Hermes, Qwen 2.5 and 3."""
 
     name = "hermes"
-    markers = ToolMarkers("<tool_call>", "</tool_call>")
+    markers = ToolMarkers("<tool_call>", "</tool_call>", holds_json=True)
 
     def is_used_by(self, template_source: str) -> bool:
         return self.markers.open in template_source and self.markers.close in template_source
