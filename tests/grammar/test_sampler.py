@@ -108,6 +108,13 @@ def test_no_rounding_draws_what_is_not_allowed(
         assert allowed.mask[token] and logprob > -60
 
 
+def test_another_attempt_is_an_independent_draw() -> None:
+    flat = np.zeros(SIZE, np.float32)
+    draws = {sampler(PLAIN, 1).pick(flat, attempt=attempt)[0] for attempt in range(40)}
+    assert len(draws) > 30
+    assert sampler(PLAIN, 1).pick(flat, attempt=0) == sampler(PLAIN, 1).pick(flat)
+
+
 def test_one_allowed_token_is_certain() -> None:
     for settings in (GREEDY, PLAIN, SamplingParams(temperature=1.0, top_p=0.5, top_k=3, min_p=0.2)):
         assert sampler(settings, bias={9: -100}).pick(noise(1), only(9)) == (9, 0.0)

@@ -62,10 +62,13 @@ class SequenceSampler:
             if self._seen is not None:
                 self._seen.add(token)
 
-    def pick(self, logits: NDArray[np.float32], allowed: Allowed | None = None) -> tuple[int, float]:
+    def pick(
+        self, logits: NDArray[np.float32], allowed: Allowed | None = None, attempt: int = 0
+    ) -> tuple[int, float]:
         """Draw one token among the `allowed` ones, of which there is one at least.
 
-        `logits` has shape (n_vocab,). Returns (token id, natural-log probability).
+        `logits` has shape (n_vocab,). Another `attempt` at the same place draws another number. Returns
+        (token id, natural-log probability).
         """
         if allowed is not None and allowed.ids is not None and len(allowed.ids) == 1:
             return int(allowed.ids[0]), 0.0
@@ -78,16 +81,17 @@ class SequenceSampler:
             logits = self._penalised(logits)
         if allowed is not None:
             if allowed.ids is None:
-                return self._draw(np.where(allowed.mask, logits, _NEVER))
-            place, logprob = self._draw(logits[allowed.ids])
+                return self._draw(np.where(allowed.mask, logits, _NEVER), attempt)
+            place, logprob = self._draw(logits[allowed.ids], attempt)
             return int(allowed.ids[place]), logprob
-        return self._draw(logits)
+        return self._draw(logits, attempt)
 
-    def _draw(self, logits: NDArray[np.float32]) -> tuple[int, float]:
+    def _draw(self, logits: NDArray[np.float32], attempt: int) -> tuple[int, float]:
         params = self._request.sampling
         if params.temperature == 0.0:
             return int(logits.argmax()), 0.0
-        draw = uniform(self._request.seed, self._request.choice_index, self._index)
+        # The attempt is the counter's second word, so no two draws are of the same counter.
+        draw = uniform(self._request.seed, self._request.choice_index, self._index + (attempt << 64))
         if params.top_p >= 1.0 and params.min_p <= 0.0 and not 0 < params.top_k < len(logits):
             return _draw_untruncated(logits, params.temperature, draw)
         ids, logprobs = final_distribution(

@@ -401,12 +401,14 @@ def _choose(sequence: Sequence, logits: NDArray[np.float32], now: float) -> Pick
 def _choose_before_grammar(
     sequence: Sequence, gate: ThinkingGate, grammar: GrammarState, logits: NDArray[np.float32], now: float
 ) -> Pick:
-    """Sample a thinking token. Not one that closes the thinking and goes on with what the grammar refuses."""
-    allowed = grammar.while_thinking
-    sampled, logprob = sequence.sampler.pick(logits, allowed)
-    while not grammar.can_begin_with(rest := gate.text_after_close(sampled)):
-        allowed = allowed.without(sampled)
-        sampled, logprob = sequence.sampler.pick(logits, allowed)
+    """Sample a thinking token; another one if it ends the turn, for there is no answer yet, or if it closes
+    the thinking and goes on with what the grammar refuses."""
+    allowed, attempt = grammar.while_thinking, 0
+    sampled, logprob = sequence.sampler.pick(logits)
+    while not (allowed.mask[sampled] and grammar.can_begin_with(gate.text_after_close(sampled))):
+        allowed, attempt = allowed.without(sampled), attempt + 1
+        sampled, logprob = sequence.sampler.pick(logits, allowed, attempt)
+    rest = gate.text_after_close(sampled)
     token, source = gate.accept(sampled, now)
     if source is Source.FORCED:
         return Pick(token, source, None)
