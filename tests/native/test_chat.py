@@ -229,7 +229,7 @@ class TestShapes:
     @pytest.mark.parametrize("temperature", [0, 3])
     def test_any_object(self, native: Native, temperature: int) -> None:
         result = native.ask(
-            response_format={"type": "json_object"}, temperature=temperature, seed=1, max_tokens=2000
+            response_format={"type": "json_object"}, temperature=temperature, seed=1, max_tokens=150
         )["result"]
         if result["reason"] == "stop":
             assert isinstance(json.loads(result["text"]), dict)

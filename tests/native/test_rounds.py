@@ -141,6 +141,17 @@ def test_sources_and_hostile_results_are_data(scripted: Native, stage: Stage) ->
     assert stream.done["rounds"] == 2
 
 
+def test_results_that_do_not_fit_the_context(scripted: Native, stage: Stage) -> None:
+    for stream in (False, True):
+        stage.then("</think>", call("long"))
+        if stream:
+            name, error = scripted.stream(server_tools=["long"]).events[-1]
+            assert name == "error"
+        else:
+            error = scripted.refuse(server_tools=["long"])
+        assert error["code"] == "context_length_exceeded"
+
+
 def test_the_last_round_offers_no_server_tools(scripted: Native, stage: Stage) -> None:
     for i in range(3):
         stage.then("</think>", call("add", a=i, b=1))

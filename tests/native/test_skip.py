@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections import Counter
 
 import pytest
@@ -172,11 +173,19 @@ def test_of_all_alternatives(scripted: Native, stage: Stage) -> None:
     assert all(choice["text"].startswith("1") for choice in done["choices"])
 
 
-def test_while_the_prompt_is_read(native: Native) -> None:
-    """Before the first token there is thinking to skip too."""
-    with native.streaming("1+" * 1500 + "1=?", request_id="early", max_tokens=50) as arriving:
-        for name, payload in arriving:
-            if name == "status" and payload["phase"] == "session":
-                assert native.skip("early").status_code == 202
+def test_before_the_first_token(scripted: Native, stage: Stage) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def wait() -> int:
+        begun.set()
+        go.wait(60)
+        return stage.token("1")
+
+    stage.say([wait], "2")
+    with scripted.streaming(request_id="early") as arriving:
+        assert begun.wait(60)
+        assert scripted.skip("early").status_code == 202
+        go.set()
+        *_, (name, done) = arriving
     assert name == "done"
-    assert payload["thinking_tokens"] <= 1
+    assert (done["thinking_tokens"], done["text"]) == (0, "2")

@@ -67,5 +67,13 @@ class Forbidden(Add):
     category: Category = "network"
 
 
+class Long(Add):
+    name = "long"
+    description = "Says a lot"
+
+    async def run(self, arguments: dict[str, Any]) -> ToolResult:
+        return ToolResult("1" * 9000)
+
+
 def toolbox(slow: Slow) -> Toolbox:
-    return Toolbox([Add(), slow, Search(), Forbidden()], policy=Policy(), timeout_s=60)
+    return Toolbox([Add(), slow, Search(), Long(), Forbidden()], policy=Policy(), timeout_s=60)

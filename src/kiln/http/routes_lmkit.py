@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from kiln.core.errors import CannotSkip, ExchangeNotFound, InternalError, KilnError
-from kiln.core.native import NativeChat, NativeEvent
+from kiln.core.native import NativeChat, NativeEvent, Summary
 from kiln.core.text import shorten
 from kiln.dialects.lmkit import decode_native, files_of, to_native
 from kiln.dialects.lmkit_reply import EventEncoder, to_response
@@ -35,7 +36,6 @@ async def native_chat(request: Request) -> Response:
     state: ServerState = request.app.state.kiln
     entered = time.monotonic()
     body = await read_json_body(request, state.settings.server.max_body_bytes)
-
     chat, surroundings = await unless_disconnected(request.receive, _read(state, body))
     owner, name = caller_of(request).owner, chat.turn.request_id
 
@@ -55,7 +55,9 @@ async def native_chat(request: Request) -> Response:
         return Response(status_code=499)
     finally:
         exchange.abandon()
-    return Response(msgspec.json.encode(to_response(summary, happened)), media_type="application/json")
+    # With log-probabilities it may be large.
+    answer = await asyncio.to_thread(lambda: msgspec.json.encode(to_response(summary, happened)))
+    return Response(answer, media_type="application/json")
 
 
 async def _read(state: ServerState, body: bytes) -> tuple[NativeChat, Surroundings]:
@@ -105,7 +107,11 @@ async def _encode(
     try:
         yield encoder.encode(first)
         async for batch in events:
-            yield encoder.encode(batch)
+            if isinstance(batch[-1], Summary):
+                # With log-probabilities it may be large.
+                yield await asyncio.to_thread(encoder.encode, batch)
+            else:
+                yield encoder.encode(batch)
     except KilnError as error:
         yield _error_event(error)
     except Exception:

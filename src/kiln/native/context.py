@@ -12,6 +12,9 @@ from kiln.core.native import NativeChat, SkillUse
 from kiln.skills.library import SkillLibrary
 from kiln.skills.offer import TOOL_NAMES, SkillOffer
 
+# What the memory is asked about, and learns from, of one message.
+MAX_QUESTION_CHARS = 8000
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -59,6 +62,6 @@ def surround(
 
 
 def question_of(conversation: Conversation) -> str:
-    """What the user said last."""
+    """What the user said last, or the end of it: files stand before it."""
     said = (message.content for message in reversed(conversation.messages) if message.role == "user")
-    return next(said, "")
+    return next(said, "")[-MAX_QUESTION_CHARS:]
