@@ -221,6 +221,16 @@ async def test_without_thinking_the_call_begins_at_once(chat: Chat) -> None:
     assert not choice.reasoning
 
 
+@pytest.mark.parametrize("text", ["a</tool_call>b", "</think>", '\\"</tool_call>{', "<tool_call>"])
+async def test_markers_in_arguments_are_data(chat: Chat, multi_close_chat: Chat, text: str) -> None:
+    schema = {"properties": {"text": {"const": text}}, "required": ["text"], "additionalProperties": False}
+    for one in (chat, multi_close_chat):
+        choice = await one.ask(tools=[tool("say", schema)], tool_policy=ToolPolicy("named", "say"))
+        (call,) = choice.tool_calls
+        assert json.loads(call["function"]["arguments"]) == {"text": text}
+        assert choice.content == "" and choice.finish_reason is FinishReason.TOOL_CALLS
+
+
 async def test_a_tool_without_parameters_is_called_with_none(chat: Chat) -> None:
     bare = {"type": "function", "function": {"name": "now"}}
     choice = await chat.ask(tools=[bare], tool_policy=ToolPolicy("named", "now"))
