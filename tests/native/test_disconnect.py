@@ -18,6 +18,7 @@ from kiln.chat.catalog import Lease, LoadProgress, Narrate
 from kiln.cli.assembly import create_app
 from kiln.core.errors import EngineFailed
 from kiln.core.settings import CatalogModelSettings
+from kiln.tools.toolbox import Toolbox
 from serve.scripted import Stage, scripted_app
 from serve.servers import FIXTURES, serving, settings_of, wait_until
 
@@ -116,13 +117,34 @@ def test_before_the_first_token_of_a_whole_answer(scripted: Native, stage: Stage
     is_free(scripted, "gone")
 
 
+class SlowAdd(Slow):
+    """The tool that the bundled model calls."""
+
+    name = "add"
+    description = "Add two numbers"
+
+
 @pytest.fixture(scope="module")
-def catalog() -> Iterator[Native]:
-    """A server that has another model to load."""
+def slow_add() -> SlowAdd:
+    return SlowAdd()
+
+
+@pytest.fixture(scope="module")
+def catalog(slow_add: SlowAdd) -> Iterator[Native]:
+    """The bundled model with a slow tool, and another model to load."""
     other = CatalogModelSettings(path=str(FIXTURES / "multi-close.gguf"))
-    settings = replace(settings_of(), models={"other": other})
-    with serving(create_app(settings)) as server:
+    app = create_app(replace(settings_of(), models={"other": other}))
+    with serving(app) as server:
+        app.state.kiln = replace(app.state.kiln, toolbox=Toolbox([slow_add]))
         yield Native(server)
+
+
+def test_while_a_tool_of_the_real_model_runs(catalog: Native, slow_add: SlowAdd) -> None:
+    ask = [{"role": "user", "content": "What is 3+4?"}]
+    seen = read_until(catalog, "tool_use", request_id="gone", messages=ask, server_tools=["add"])
+    assert seen[-1][1]["args"] == {"a": 3, "b": 4}
+    wait_until(lambda: slow_add.cancelled == 1 and not slow_add.running, "the call is cancelled")
+    is_free(catalog, "gone")
 
 
 class TestLoading:
