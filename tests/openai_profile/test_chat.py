@@ -222,6 +222,10 @@ def test_parts_roles_and_unknown_fields(profile: Profile) -> None:
         ("tools[0].function.parameters", {
             "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "thing"}}}]
         }),
+        ("tools[0].function.parameters", {"tools": [{"type": "function", "function": {
+            "name": "f", "parameters": {"properties": {"a": {"$ref": "http://127.0.0.1:9/schema"}}}
+        }}]}),
+        ("adapters", {"adapter": "a", "adapters": [{"name": "a", "scale": 1}]}),
         ("messages", {"messages": []}),
         ("messages[0].role", {"messages": [{"role": "robot", "content": "x"}]}),
         ("messages[0].content[0].type", {"messages": [

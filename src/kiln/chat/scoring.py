@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kiln.adapters.selection import Selection
 from kiln.chat.served import ServedModel
 from kiln.core.errors import AdapterInUse, ContextExceeded, EmptyPrompt, InvalidField, ModelNotFound
 from kiln.core.sampling import SamplingParams
 from kiln.core.text import shorten
-from kiln.engine.ports import GenerationRequest, ScoreSpec
+from kiln.engine.ports import AdapterUse, GenerationRequest, ScoreSpec
 
 MAX_PROMPT = 4096
 MAX_CANDIDATES = 65536
@@ -26,11 +27,15 @@ def prepare_scoring(
     model_id: str | None,
     add_special: bool,
     model: ServedModel,
+    adapters: Selection | None = None,
 ) -> GenerationRequest:
-    """The engine request that scores a prompt. Raises the RequestError that names what to mend."""
+    """The engine request that scores a prompt. Raises the RequestError that names what to mend.
+
+    The base model scores it, or the `adapters` that are given.
+    """
     if model_id is not None and model_id != model.id:
         raise ModelNotFound(f"the model {shorten(model_id)} is not served here", param="model")
-    if model.adapters.default is not None:
+    if adapters is None and model.adapters.default is not None:
         raise AdapterInUse(
             f"prompts are scored by the base model, but the adapter {shorten(model.adapters.default)} is the"
             " server's default"
@@ -50,7 +55,14 @@ def prepare_scoring(
             )
     _check_size(ids, top_k, model)
     return GenerationRequest(
-        prompt_ids=ids, max_tokens=1, sampling=SamplingParams(), seed=0, exact=True, scores=ScoreSpec(top_k)
+        prompt_ids=ids,
+        max_tokens=1,
+        sampling=SamplingParams(),
+        seed=0,
+        exact=True,
+        scores=ScoreSpec(top_k),
+        scope=adapters.scope if adapters is not None else "",
+        adapters=() if adapters is None else tuple(AdapterUse(*use) for use in adapters.uses),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -80,6 +80,13 @@ def to_turn(request: wire.ChatCompletionRequest, *, performance: bool = False) -
 Request = wire.ChatCompletionRequest | wire.BatchCompletionRequest
 
 
+class NamesAdapters(Protocol):
+    """A request that may name adapters, in either field."""
+
+    adapter: str | None | UnsetType
+    adapters: list[wire.AdapterRef] | None | UnsetType
+
+
 def build_turn(
     request: Request,
     messages: list[wire.ChatMessageInput],
@@ -121,7 +128,7 @@ def build_turn(
         n=request.n if request.n is not None else 1,
         provenance=provenance,
         measured=measured,
-        adapters=_adapters_of(request),
+        adapters=adapters_of(request),
         adapters_field="adapters" if isinstance(request.adapters, list) else "adapter",
     )
 
@@ -361,7 +368,7 @@ def check_common(request: Request) -> None:
             require_range(name, value, 0, MAX_SEED)
 
 
-def check_adapters(request: Request) -> None:
+def check_adapters(request: NamesAdapters) -> None:
     """Names that no adapter can have are refused here, unknown ones where the adapters are looked up."""
     if isinstance(request.adapters, list):
         for i, reference in enumerate(request.adapters):
@@ -371,7 +378,7 @@ def check_adapters(request: Request) -> None:
         check_name(request.adapter, "adapter")
 
 
-def _adapters_of(request: Request) -> tuple[tuple[str, float], ...] | UnsetType:
+def adapters_of(request: NamesAdapters) -> tuple[tuple[str, float], ...] | UnsetType:
     """Names and scales; UNSET where the request leaves the choice to the server."""
     if isinstance(request.adapters, list):
         return tuple((reference.name, reference.scale) for reference in request.adapters)

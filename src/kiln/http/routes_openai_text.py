@@ -88,7 +88,12 @@ def _plan(request: wire.TextRequest, service: ChatService) -> _Plan:
     if reply.echo and reply.logprobs is not None:
         scorings = [
             prepare_scoring(
-                p.prompt_ids, reply.logprobs, model_id=None, add_special=False, model=model
+                p.prompt_ids,
+                reply.logprobs,
+                model_id=None,
+                add_special=False,
+                model=model,
+                adapters=p.adapters,
             )
             for p in prepared
         ]

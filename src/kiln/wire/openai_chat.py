@@ -11,6 +11,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from kiln.wire.common import ChoiceCount, NonNegative, Uint32, Uint64
+from kiln.wire.kiln_chat import AdapterRef
 
 Effort = Literal["none", "minimal", "low", "medium", "high"]
 Tier = Literal["default", "priority"]
@@ -105,6 +106,8 @@ class ChatRequest(Struct, kw_only=True):
     reasoning: Reasoning | None = None
     thinking_budget_tokens: NonNegative | None | UnsetType = UNSET
     thinking_budget_ms: NonNegative | None | UnsetType = UNSET
+    adapter: str | None | UnsetType = UNSET
+    adapters: list[AdapterRef] | None | UnsetType = UNSET
     service_tier: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     ignore_eos: bool | None = None

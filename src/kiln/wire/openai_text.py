@@ -12,6 +12,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from kiln.wire.common import ChoiceCount, NonNegative, Uint32, Uint64
+from kiln.wire.kiln_chat import AdapterRef
 from kiln.wire.openai_chat import Message, Refused, StreamOptions, Tier, Tool, Usage
 
 FinishName = Literal["stop", "length", "content_filter"]
@@ -44,6 +45,8 @@ class TextRequest(Struct, kw_only=True):
     return_token_ids: bool | None = None
     thinking_budget_tokens: NonNegative | None | UnsetType = UNSET
     thinking_budget_ms: NonNegative | None | UnsetType = UNSET
+    adapter: str | None | UnsetType = UNSET
+    adapters: list[AdapterRef] | None | UnsetType = UNSET
     service_tier: str | None = None
     user: str | None = None
     suffix: Refused = None

@@ -9,7 +9,14 @@ from kiln.core.errors import InvalidField
 from kiln.core.messages import Conversation
 from kiln.core.turn import AnswerFormat, ChatTurn, ToolPolicy
 from kiln.dialects.openai.messages import read_messages, read_policy, read_tools
-from kiln.dialects.openai.sampling import check_limits, read_bias, read_sampling, read_stops, read_tier
+from kiln.dialects.openai.sampling import (
+    check_limits,
+    read_adapters,
+    read_bias,
+    read_sampling,
+    read_stops,
+    read_tier,
+)
 from kiln.dialects.openai.thinking import Efforts, ThinkingWish, read_thinking
 from kiln.dialects.validate import decode, require_range
 from kiln.wire import openai_chat as wire
@@ -83,6 +90,7 @@ def to_turn(request: wire.ChatRequest, efforts: Efforts) -> ChatTurn:
     thinking = read_thinking(request, efforts)
     policy = read_policy(request)
     tools = read_tools(request.tools)
+    adapters, adapters_field = read_adapters(request)
     field = "max_completion_tokens" if request.max_completion_tokens is not None else "max_tokens"
     return ChatTurn(
         conversation=Conversation(
@@ -106,6 +114,8 @@ def to_turn(request: wire.ChatRequest, efforts: Efforts) -> ChatTurn:
         top_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         answer_format=_answer_format(request.response_format),
         tool_policy=policy,
+        adapters=adapters,
+        adapters_field=adapters_field,
         priority=read_tier(request.service_tier),
     )
 

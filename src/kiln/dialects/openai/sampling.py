@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
+from msgspec import UNSET, UnsetType
+
 from kiln.core.errors import InvalidField
 from kiln.core.sampling import MAX_SEED, SamplingOverrides
-from kiln.dialects.kiln import MAX_STOP_BYTES, MAX_STOPS
+from kiln.dialects.kiln import MAX_STOP_BYTES, MAX_STOPS, NamesAdapters, adapters_of, check_adapters
 from kiln.dialects.validate import require_range, text_list
 
 MAX_TEMPERATURE = 2.0
@@ -88,6 +90,14 @@ def read_stops(request: SamplingFields) -> tuple[str, ...]:
             f"stop holds at most {MAX_STOPS} strings of {MAX_STOP_BYTES} bytes in all", param="stop"
         )
     return stops
+
+
+def read_adapters(request: NamesAdapters) -> tuple[tuple[tuple[str, float], ...] | UnsetType, str]:
+    """Names and scales of LoRA adapters, UNSET for the server's choice, and the field they came from."""
+    if isinstance(request.adapters, list) and request.adapter is not UNSET:
+        raise InvalidField("adapter and adapters exclude each other", param="adapters")
+    check_adapters(request)
+    return adapters_of(request), "adapters" if isinstance(request.adapters, list) else "adapter"
 
 
 def read_tier(tier: str | None) -> bool:

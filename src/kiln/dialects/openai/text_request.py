@@ -9,7 +9,14 @@ from kiln.core.errors import InvalidField
 from kiln.core.messages import Conversation
 from kiln.core.turn import ChatTurn, RawPrompt
 from kiln.dialects.openai.request import Tier
-from kiln.dialects.openai.sampling import check_limits, read_bias, read_sampling, read_stops, read_tier
+from kiln.dialects.openai.sampling import (
+    check_limits,
+    read_adapters,
+    read_bias,
+    read_sampling,
+    read_stops,
+    read_tier,
+)
 from kiln.dialects.validate import decode, require_range
 from kiln.wire import openai_text as wire
 
@@ -79,6 +86,7 @@ def to_turns(request: wire.TextRequest) -> list[ChatTurn]:
         )
     # Token ids come with their scores.
     scored = reply.logprobs if reply.logprobs is not None else 0 if reply.token_ids else None
+    adapters, adapters_field = read_adapters(request)
     sampling, stops, bias = read_sampling(request), read_stops(request), read_bias(request)
     return [
         ChatTurn(
@@ -95,6 +103,8 @@ def to_turns(request: wire.TextRequest) -> list[ChatTurn]:
             n=reply.choices,
             logit_bias=bias,
             top_logprobs=scored,
+            adapters=adapters,
+            adapters_field=adapters_field,
             priority=read_tier(request.service_tier),
         )
         for prompt in prompts

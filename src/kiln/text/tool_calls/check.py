@@ -16,6 +16,10 @@ import regex
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError
 from jsonschema.validators import extend
+from jsonschema_specifications import REGISTRY
+from referencing import Resource
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
 
 from kiln.core.errors import InvalidField
 from kiln.core.text import shorten
@@ -79,11 +83,30 @@ def _compiled(key: str) -> tuple[Any, str | None]:
     schema = json.loads(key)
     try:
         Draft202012Validator.check_schema(schema)
+        _check_references(schema)
     except SchemaError as error:
         return None, f"{error.json_path}: {shorten(error.message)}"
+    except Unresolvable as error:
+        return None, f"the reference {shorten(error.ref)} leads nowhere; nothing is fetched"
     except RecursionError:
         return None, "it is nested too deeply"
-    return _Validator(schema), None
+    # The registry has the drafts' own schemas and fetches nothing.
+    return _Validator(schema, registry=REGISTRY), None
+
+
+def _check_references(schema: Any) -> None:
+    """Raises Unresolvable for a reference to what is not inside the schema."""
+    resource = Resource.from_contents(schema, default_specification=DRAFT202012)
+    resolver = REGISTRY.resolver_with_root(resource)
+    waiting = [schema]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            if isinstance(value.get("$ref"), str):
+                resolver.lookup(value["$ref"])
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
 
 
 def _matches(pattern: str, text: str) -> bool:
