@@ -92,6 +92,17 @@ class TestInATool:
         wait_until(lambda: slow.cancelled == slow.begun and not slow.running, "both calls are cancelled")
         is_free(scripted, "gone")
 
+    def test_its_silence_is_broken(
+        self, scripted: Native, slow: Slow, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("kiln.native.exchange.SILENCE_S", 0.05)
+        with connected(scripted, stream=True, server_tools=["slow"]) as connection:
+            received = b""
+            while received.count(b"\r\n:\n\n\r\n") < 3:
+                received += connection.recv(65536)
+        assert b'"status":"running"' in received
+        wait_until(lambda: slow.cancelled == 2, "both calls are cancelled")
+
     def test_of_a_whole_answer(self, scripted: Native, slow: Slow) -> None:
         with connected(scripted, request_id="gone", server_tools=["slow"]):
             wait_until(lambda: slow.running == 2, "both calls run")

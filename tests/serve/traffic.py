@@ -184,6 +184,8 @@ def native_stream_problems(raw: bytes) -> list[str]:
         return ["the stream is cut"]
     names, problems = [], []
     for event in raw.decode().removesuffix("\n\n").split("\n\n"):
+        if event == ":":
+            continue
         head, _, data = event.partition("\ndata: ")
         names.append(head.removeprefix("event: "))
         problems += native_payload_problems(names[-1], json.loads(data))

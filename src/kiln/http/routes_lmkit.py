@@ -30,6 +30,9 @@ from kiln.wire.lmkit import NativeChatRequest, SkipThinking
 
 log = logging.getLogger(__name__)
 
+# A comment, which readers of events skip.
+_STILL_HERE = b":\n\n"
+
 
 async def native_chat(request: Request) -> Response:
     """POST /lmkit/v1/chat"""
@@ -107,7 +110,9 @@ async def _encode(
     try:
         yield encoder.encode(first)
         async for batch in events:
-            if isinstance(batch[-1], Summary):
+            if not batch:
+                yield _STILL_HERE
+            elif isinstance(batch[-1], Summary):
                 # With log-probabilities it may be large.
                 yield await asyncio.to_thread(encoder.encode, batch)
             else:

@@ -21,6 +21,9 @@ from kiln.native.context import Surroundings, question_of, surround
 from kiln.native.rounds import Rounds, Skipping
 from kiln.tools.toolbox import Offer, Toolbox
 
+# Seconds of silence after which a reader hears that the exchange is still there.
+SILENCE_S = 15.0
+
 # A lease on a model by its name (None is the default model), which is loaded if need be.
 Attach = Callable[[str | None, Narrate], Awaitable[Lease]]
 
@@ -60,6 +63,8 @@ class NativeExchange:
         self._said: asyncio.Queue[list[NativeEvent] | Exception] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._failure: KilnError | None = None
+        self._spoke = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Begin to work. Call it once, on the event loop."""
@@ -68,13 +73,16 @@ class NativeExchange:
         self._task.add_done_callback(lambda _: self._end())
 
     async def events(self) -> AsyncGenerator[list[NativeEvent]]:
-        """Events as they come, the Summary last. Raises the KilnError that the exchange failed with."""
+        """Events as they come, the Summary last; nothing at all after each SILENCE_S of a streamed one.
+
+        Raises the KilnError that the exchange failed with.
+        """
         while True:
             said = await self._said.get()
             if isinstance(said, Exception):
                 raise said
             yield said
-            if isinstance(said[-1], Summary):
+            if said and isinstance(said[-1], Summary):
                 return
 
     async def collect(self) -> tuple[Summary, list[NativeEvent]]:
@@ -130,10 +138,24 @@ class NativeExchange:
     def _end(self) -> None:
         on_end, self._on_end = self._on_end, _nothing
         on_end()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _say(self, events: Sequence[NativeEvent]) -> None:
-        if events:
-            self._said.put_nowait(list(events))
+        if not events:
+            return
+        self._spoke = time.monotonic()
+        self._said.put_nowait(list(events))
+        if self._timer is None and self._chat.stream:
+            self._timer = asyncio.get_running_loop().call_later(SILENCE_S, self._break_silence)
+
+    def _break_silence(self) -> None:
+        """Between an exchange and its reader there may be those who end what is silent for long."""
+        left = self._spoke + SILENCE_S - time.monotonic()
+        if left <= 0:
+            self._said.put_nowait([])
+            self._spoke, left = time.monotonic(), SILENCE_S
+        self._timer = asyncio.get_running_loop().call_later(left, self._break_silence)
 
     async def _work(self) -> tuple[Summary, str]:
         """The summary, and the id of the last round."""
