@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from contract.validators import definitions, schema_errors, schemas, validate
 from kiln import contracts
-from kiln.http import agreement
+from kiln.http.openapi import agreement
 from kiln.wire import kiln as wire
 
 INFERENCE = schemas()[contracts.INFERENCE]

@@ -19,9 +19,9 @@ from kiln import contracts
 from kiln.cli.contracts import contracts as contracts_command
 from kiln.core.errors import KilnError
 from kiln.core.settings import Settings, settings_as_json
-from kiln.http import agreement
 from kiln.http.app import ROUTES
-from kiln.http.openapi import contract_route, docs_page, openapi_document, openapi_route, page
+from kiln.http.openapi import agreement
+from kiln.http.openapi.document import contract_route, docs_page, openapi_document, openapi_route, page
 from kiln.http.problems import EXCEPTION_HANDLERS, error_body
 from kiln.wire import kiln as wire
 

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from kiln.cli.assembly import create_app
 from kiln.core.errors import ConfigError
-from kiln.http.openapi import openapi_document
+from kiln.http.openapi.document import openapi_document
 from kiln.skills.start import open_libraries
 from serve.servers import Server, serving_model, settings_of
 

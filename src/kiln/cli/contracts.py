@@ -10,7 +10,7 @@ import typer
 
 from kiln import contracts as data
 from kiln.cli.common import complain
-from kiln.http import agreement
+from kiln.http.openapi import agreement
 
 contracts = typer.Typer(
     name="contracts",

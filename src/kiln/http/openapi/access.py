@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kiln.http.guard import COOKIE, required_scope
-from kiln.http.openapi_parts import Json, ref
+from kiln.http.openapi.parts import Json, ref
 from kiln.store.keys import MAX_CONCURRENCY, MAX_RATE
 
 SCHEMES: Json = {

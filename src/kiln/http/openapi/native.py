@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kiln.http.openapi_parts import Json, ref
+from kiln.http.openapi.parts import Json, ref
 
 _EVENTS = (
     (

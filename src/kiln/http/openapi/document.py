@@ -18,10 +18,14 @@ from starlette.responses import HTMLResponse, Response
 from kiln import contracts
 from kiln.core.errors import RouteNotFound
 from kiln.core.text import shorten
-from kiln.http import openapi_access, openapi_adapters, openapi_memory
-from kiln.http.openapi_native import native_paths
-from kiln.http.openapi_openai import openai_paths
-from kiln.http.openapi_parts import Json, inference, ref, responses, schemas
+from kiln.http.openapi import (
+    access,
+    adapters,
+    memory,
+)
+from kiln.http.openapi.native import native_paths
+from kiln.http.openapi.openai import openai_paths
+from kiln.http.openapi.parts import Json, inference, ref, responses, schemas
 
 _PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'"
 
@@ -50,7 +54,7 @@ async def docs_page(request: Request) -> Response:
 @cache
 def page() -> str:
     """The page, with the document inside it."""
-    template = (files("kiln.http") / "openapi_page.html").read_text(encoding="utf-8")
+    template = (files("kiln.http.openapi") / "page.html").read_text(encoding="utf-8")
     # A closing tag inside a text of the document must not end the script element that holds it.
     return template.replace("{{DOCUMENT}}", _document_bytes().decode("utf-8").replace("</", "<\\/"))
 
@@ -85,17 +89,17 @@ def openapi_document() -> Json:
             {"name": "access", "description": "Who the caller is."},
             {"name": "server", "description": "What is served, how it is configured, how it is doing."},
         ],
-        "security": openapi_access.SECURITY,
-        "paths": openapi_access.with_refusals(
-            _paths() | openapi_adapters.paths() | openapi_access.paths() | openapi_memory.paths()
+        "security": access.SECURITY,
+        "paths": access.with_refusals(
+            _paths() | adapters.paths() | access.paths() | memory.paths()
         ),
         "components": {
             "schemas": schemas()
-            | openapi_adapters.schemas()
-            | openapi_access.schemas()
-            | openapi_memory.schemas(),
+            | adapters.schemas()
+            | access.schemas()
+            | memory.schemas(),
             "responses": responses(),
-            "securitySchemes": openapi_access.SCHEMES,
+            "securitySchemes": access.SCHEMES,
         },
     }
 

@@ -12,7 +12,7 @@ import msgspec
 from kiln import contracts
 from kiln.core.errors import KilnError, RequestError, ServiceError
 from kiln.core.settings import SOURCES, Declaration, declarations
-from kiln.http.openapi_openai import openai_schemas
+from kiln.http.openapi.openai import openai_schemas
 from kiln.http.problems import error_body, native_error_body
 from kiln.wire.catalog import AgentList, SkillList
 from kiln.wire.lmkit import (

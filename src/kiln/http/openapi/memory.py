@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kiln.http.openapi_parts import Json, ref
-from kiln.http.routes_memory import DEFAULT_LIMIT, MAX_LIMIT, MAX_QUERY_CHARS
+from kiln.http.openapi.parts import Json, ref
+from kiln.http.routes.memory import DEFAULT_LIMIT, MAX_LIMIT, MAX_QUERY_CHARS
 from kiln.store.facts import MAX_FACT_CHARS
 
 _ID_PATTERN = "^[A-Za-z0-9_-]{1,64}$"

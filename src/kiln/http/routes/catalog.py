@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kiln.http.routes_meta import state_of
+from kiln.http.routes.meta import state_of
 from kiln.skills.agents import AgentEntry
 from kiln.skills.files import Fault
 from kiln.skills.library import SkillEntry

@@ -11,7 +11,7 @@ from kiln.core.text import shorten
 from kiln.dialects.openai.embeddings import decode_embedding, to_embedding_response
 from kiln.dialects.openai.text_request import read_prompts
 from kiln.http.body import read_json_body
-from kiln.http.routes_meta import model_entry
+from kiln.http.routes.meta import model_entry
 from kiln.http.sse import unless_disconnected
 from kiln.http.state import ServerState
 from kiln.wire import openai_text as wire

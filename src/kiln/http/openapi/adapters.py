@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kiln.http.openapi_parts import Json, ref
+from kiln.http.openapi.parts import Json, ref
 from kiln.wire import adapters as wire
 
 _STRUCTS = (

@@ -28,7 +28,7 @@ from kiln.dialects.openai.usage import Counting
 from kiln.engine.ports import GenerationRequest
 from kiln.http.admission import admitted
 from kiln.http.body import read_json_body
-from kiln.http.routes_openai import counting_of, events_of
+from kiln.http.routes.openai import counting_of, events_of
 from kiln.http.sse import unless_disconnected
 from kiln.http.state import ServerState
 from kiln.http.streams import stream_events

@@ -1,0 +1,1 @@
+"""The HTTP surface described: the OpenAPI document by parts, its page, its agreement with the structs."""
