@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kiln.text.reasoning import find_tags
 from kiln.text.scanner import Channel, Scanner
 from kiln.text.tool_calls import ToolCall, find_tool_format
 from kiln.text.tool_calls.json_formats import Hermes
@@ -226,3 +227,27 @@ def test_what_a_framing_encloses_parses(template: str, arguments: dict[str, obje
     assert framing is not None
     answer = framing.before + json.dumps(arguments) + framing.after
     assert read(template, answer) == ([("get_weather", arguments)], "")
+
+
+def test_a_whole_turn_of_gpt_oss() -> None:
+    found = find_tool_format(GPT_OSS)
+    assert found is not None
+    head = "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+    for tail, wanted in (
+        ("<|channel|>final<|message|>Hello.", [(Channel.CONTENT, "Hello.")]),
+        (call, [(Channel.TOOL, 'f <|constrain|>json<|message|>{"a": 1}')]),
+    ):
+        for cuts in (1, 3, 1000):
+            scanner = Scanner(
+                tags=find_tags(GPT_OSS), in_reasoning=False, tools=found.markers, silent=found.silent
+            )
+            text = head + tail
+            spans = [s for i in range(0, len(text), cuts) for s in scanner.feed(text[i : i + cuts])]
+            joined: list[tuple[Channel, str]] = []
+            for span in (*spans, *scanner.finish(turn_ended=True)):
+                if joined and joined[-1][0] is span.channel:
+                    joined[-1] = (span.channel, joined[-1][1] + span.text)
+                else:
+                    joined.append((span.channel, span.text))
+            assert joined == [(Channel.REASONING, "Let me see."), *wanted]
