@@ -70,5 +70,6 @@ def events_of(state: ServerState, exchange: Exchange) -> AsyncIterator[list[Exch
 
 
 def counting_of(state: ServerState, service: ChatService) -> Counting:
-    keeps = service.engine.facts.get("prefix_cache") is not False
+    can_share = service.engine.facts.get("prefix_cache") is not False
+    keeps = can_share and state.settings.engine.retain_tokens > 0
     return Counting.of(state.settings.openai, keeps_prefixes=keeps)
