@@ -247,6 +247,8 @@ def test_memory_ids(native: Native, name: str) -> None:
         ({"reasoning": 3}, "reasoning"),
         ({"n": 2, "tools": [ADD]}, "`n`"),
         ({"n": 2, "server_tools": ["add"]}, "`n`"),
+        ({"server_tools": ["add"] * 200}, "server_tools"),
+        ({"skills": ["x"] * 100_000}, "skills"),
     ],
 )
 def test_fields_that_do_not_go_together(native: Native, fields: dict[str, Any], field: str) -> None:

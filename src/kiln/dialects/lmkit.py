@@ -21,12 +21,9 @@ from kiln.text.files import GivenFile, images_refused, with_files
 from kiln.wire import lmkit as wire
 
 MAX_BIASES = 1024
-MAX_TOOLS = 128
 
 # Thinking tokens of the efforts low, medium and high; None is unlimited.
 Efforts = Mapping[str, int | None]
-
-
 # The fields of an agent's name under those that a request states.
 Adopt = Callable[[str, dict[str, Any]], dict[str, Any]]
 
@@ -49,8 +46,6 @@ def decode_native(body: bytes, adopt: Adopt) -> wire.NativeChatRequest:
     )
     _check_messages(request.messages)
     _check_bias(request.logit_bias or {})
-    if len(request.tools or ()) > MAX_TOOLS:
-        raise InvalidField(f"tools holds at most {MAX_TOOLS} tools", param="tools")
     return request
 
 
@@ -85,7 +80,7 @@ def to_native(
         client_tools=frozenset(tool.name for tool in tools),
         server_tools=tuple(dict.fromkeys(request.server_tools or ())),
         skill=request.skill,
-        skills=tuple(dict.fromkeys(request.skills or ())),
+        skills=tuple(request.skills or ()),
         skill_inputs=request.skill_inputs or {},
         memory=request.memory,
         memory_store=request.memory_store,

@@ -15,6 +15,7 @@ from kiln.wire.thinking import ThinkingBudgetRecord
 MAX_ALTERNATIVES = 8
 MAX_TOP_LOGPROBS = 20
 MAX_REQUEST_ID = 256
+MAX_TOOLS = 128
 MAX_INT32 = 2**31 - 1
 
 Int32 = Annotated[int, Meta(ge=0, le=MAX_INT32)]
@@ -109,8 +110,8 @@ class NativeChatRequest(Struct, kw_only=True):
     repeat_penalty: Annotated[float, Meta(gt=0)] | None = None
     reasoning: Literal["none", "low", "medium", "high"] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[NativeTool] | None = None
-    server_tools: list[Name] | None = None
+    tools: Annotated[list[NativeTool], Meta(max_length=MAX_TOOLS)] | None = None
+    server_tools: Annotated[list[Name], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ToolChoiceName | None = None
     stream: bool | None = None
     request_id: RequestId | None = None
