@@ -110,9 +110,7 @@ def test_openai_completions_and_models(client: openai.OpenAI) -> None:
     assert [choice.index for choice in text.choices] == [0, 1]
     scored = client.completions.create(model=MODEL, prompt="1+1=", max_tokens=0, echo=True, logprobs=1)
     assert scored.choices[0].logprobs is not None and scored.choices[0].text == "1+1="
-    streamed = client.completions.create(
-        model=MODEL, prompt="1+1=", max_tokens=4, temperature=0, stream=True
-    )
+    streamed = client.completions.create(model=MODEL, prompt="1+1=", max_tokens=4, temperature=0, stream=True)
     assert "".join(c.choices[0].text for c in streamed if c.choices) == text.choices[0].text
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).id == MODEL
@@ -168,9 +166,7 @@ def test_langchain_calls_tools(profile_server: Server, http_client: httpx.Client
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
-def test_langchain_structures_output(
-    profile_server: Server, http_client: httpx.Client, method: str
-) -> None:
+def test_langchain_structures_output(profile_server: Server, http_client: httpx.Client, method: str) -> None:
     model = langchain(profile_server, http_client).with_structured_output(Answer, method=method)
     assert isinstance(model.invoke("3+8=? Answer in JSON."), Answer)
 

@@ -36,6 +36,8 @@ class EmbeddingService:
 
     def __init__(self, embedder: Embedder | None) -> None:
         self.embedder = embedder
+        pieces = () if embedder is None else embedder.tokenizer.pieces
+        self._longest_piece = max((len(piece) for piece in pieces), default=1)
         self._waiting = 0
 
     def read(
@@ -52,7 +54,9 @@ class EmbeddingService:
         if len(inputs) > MAX_INPUTS:
             raise InvalidField(f"{len(inputs)} inputs are more than {MAX_INPUTS}", param="input")
         many = len(inputs) > 1
-        return [_ids(value, f"input[{i}]" if many else "input", embedder) for i, value in enumerate(inputs)]
+        return [
+            self._ids(value, f"input[{i}]" if many else "input", embedder) for i, value in enumerate(inputs)
+        ]
 
     async def embed(self, inputs: Sequence[tuple[int, ...]]) -> list[NDArray[np.float32]]:
         """The vectors of inputs that were read. Raises QueueFull, EngineFailed."""
@@ -80,21 +84,21 @@ class EmbeddingService:
             raise ModelNotFound(f"{shorten(model)} is no embedding model of this server", param="model")
         return self.embedder
 
-
-def _ids(value: str | tuple[int, ...], param: str, embedder: Embedder) -> tuple[int, ...]:
-    tokenizer, limit = embedder.tokenizer, embedder.context_length
-    if isinstance(value, str):
-        longest = max(len(piece) for piece in tokenizer.pieces)
-        # Too long whatever its tokens are: not worth tokenizing.
-        too_long = len(value) // longest > limit
-        value = () if too_long else tuple(tokenizer.encode(value, add_special=True, parse_special=False))
-        if too_long or len(value) > limit:
-            raise ContextExceeded(f"{param} has more than {limit} tokens", param=param)
-    if not value:
-        raise InvalidField(f"{param} is empty", param=param)
-    if len(value) > limit:
-        raise ContextExceeded(f"{param} has {len(value)} tokens, at most {limit} are taken", param=param)
-    wrong = next((token for token in value if token >= tokenizer.n_vocab), None)
-    if wrong is not None:
-        raise InvalidField(f"token id {wrong} is not in the vocabulary of {tokenizer.n_vocab}", param=param)
-    return value
+    def _ids(self, value: str | tuple[int, ...], param: str, embedder: Embedder) -> tuple[int, ...]:
+        tokenizer, limit = embedder.tokenizer, embedder.context_length
+        if isinstance(value, str):
+            # Too long whatever its tokens are: not worth tokenizing.
+            too_long = len(value) // self._longest_piece > limit
+            value = () if too_long else tuple(tokenizer.encode(value, add_special=True, parse_special=False))
+            if too_long or len(value) > limit:
+                raise ContextExceeded(f"{param} has more than {limit} tokens", param=param)
+        if not value:
+            raise InvalidField(f"{param} is empty", param=param)
+        if len(value) > limit:
+            raise ContextExceeded(f"{param} has {len(value)} tokens, at most {limit} are taken", param=param)
+        wrong = next((token for token in value if token >= tokenizer.n_vocab), None)
+        if wrong is not None:
+            raise InvalidField(
+                f"token id {wrong} is not in the vocabulary of {tokenizer.n_vocab}", param=param
+            )
+        return value

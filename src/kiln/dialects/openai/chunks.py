@@ -89,9 +89,7 @@ class ChunkEncoder:
             found = self._templates[index, channel] = head, tail
         return found
 
-    def _delta(
-        self, index: int, delta: wire.Delta, *, finish: wire.FinishName | UnsetType = UNSET
-    ) -> bytes:
+    def _delta(self, index: int, delta: wire.Delta, *, finish: wire.FinishName | UnsetType = UNSET) -> bytes:
         scored = self._scored.pop(index, None)
         choice = wire.ChunkChoice(
             index=index,
@@ -101,9 +99,7 @@ class ChunkEncoder:
         )
         return self._chunk([choice])
 
-    def _chunk(
-        self, choices: list[wire.ChunkChoice], *, usage: wire.Usage | UnsetType = UNSET
-    ) -> bytes:
+    def _chunk(self, choices: list[wire.ChunkChoice], *, usage: wire.Usage | UnsetType = UNSET) -> bytes:
         chunk = wire.ChatChunk(
             id=self._head.id,
             created=self._head.created,

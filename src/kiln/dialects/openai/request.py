@@ -144,9 +144,7 @@ def _answer_format(wanted: wire.ResponseFormat | None) -> AnswerFormat | None:
         return AnswerFormat("json_object")
     described = wanted.json_schema
     if described is None:
-        raise InvalidField(
-            "`response_format.json_schema` is required", param="response_format.json_schema"
-        )
+        raise InvalidField("`response_format.json_schema` is required", param="response_format.json_schema")
     if not isinstance(described.schema, dict | bool):
         raise InvalidField(
             "`response_format.json_schema.schema` is required", param="response_format.json_schema.schema"
@@ -166,7 +164,7 @@ def _refuse_unsupported(request: wire.ChatRequest) -> None:
     if request.store:
         raise InvalidField("completions are not stored here", param="store", hint="Send store=false.")
     if request.modalities not in (None, ["text"]):
-        raise InvalidField("modalities must be [\"text\"]", param="modalities")
+        raise InvalidField('modalities must be ["text"]', param="modalities")
 
 
 def _check_metadata(metadata: dict[str, str] | None) -> None:

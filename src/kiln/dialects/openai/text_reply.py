@@ -126,8 +126,7 @@ class TextEncoder:
         self._tables: list[TokenTable] | None = None
         if reply.logprobs is not None:
             self._tables = [
-                TokenTable(pieces, hidden_ids, reply.logprobs)
-                for _ in range(len(prompts) * reply.choices)
+                TokenTable(pieces, hidden_ids, reply.logprobs) for _ in range(len(prompts) * reply.choices)
             ]
 
     def whole(self, choices: Sequence[ChoiceEnd]) -> wire.TextResponse:
@@ -231,9 +230,7 @@ class TextEncoder:
     def _chunk(self, choices: list[wire.TextChoice], *, usage: Usage | UnsetType = UNSET) -> bytes:
         return b"data: " + self._json.encode(self._response(choices, usage=usage)) + b"\n\n"
 
-    def _response(
-        self, choices: list[wire.TextChoice], *, usage: Usage | UnsetType
-    ) -> wire.TextResponse:
+    def _response(self, choices: list[wire.TextChoice], *, usage: Usage | UnsetType) -> wire.TextResponse:
         return wire.TextResponse(
             id=self._identity.id,
             created=self._identity.created,

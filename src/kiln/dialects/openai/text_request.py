@@ -111,9 +111,7 @@ def to_turns(request: wire.TextRequest) -> list[ChatTurn]:
     ]
 
 
-def read_prompts(
-    value: str | Sequence[str | int | Sequence[int]], param: str
-) -> list[str | tuple[int, ...]]:
+def read_prompts(value: str | Sequence[str | int | Sequence[int]], param: str) -> list[str | tuple[int, ...]]:
     """The prompts of OpenAI's four forms: a text, texts, token ids, lists of token ids."""
     if isinstance(value, str):
         return [value]

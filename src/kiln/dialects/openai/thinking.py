@@ -63,9 +63,7 @@ def _one_effort(first: wire.Effort | None, second: wire.Effort | None) -> wire.E
     return first if first is not None else second
 
 
-def _enabled(
-    request: wire.ChatRequest, reasoning: wire.Reasoning, effort: wire.Effort | None
-) -> bool | None:
+def _enabled(request: wire.ChatRequest, reasoning: wire.Reasoning, effort: wire.Effort | None) -> bool | None:
     """Whether the request turns thinking on or off, by whatever field."""
     wishes = {
         "reasoning_effort": None if effort is None else effort != "none",

@@ -39,4 +39,3 @@ def to_tokenize_turn(request: openai_text.TokenizeRequest) -> ChatTurn:
         ),
         model=request.model,
     )
-

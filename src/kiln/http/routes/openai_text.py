@@ -116,9 +116,7 @@ def _prepare(service: ChatService, turn: ChatTurn, index: int, *, many: bool) ->
         raise
 
 
-async def _score(
-    service: ChatService, plan: _Plan, entered: float
-) -> list[tuple[PositionScore, ...] | None]:
+async def _score(service: ChatService, plan: _Plan, entered: float) -> list[tuple[PositionScore, ...] | None]:
     async def one(scoring: GenerationRequest | None) -> tuple[PositionScore, ...] | None:
         return None if scoring is None else await service.score(scoring, entered=entered)
 
@@ -140,9 +138,7 @@ def _encoder(
 ) -> TextEncoder:
     prompts = [
         ReadPrompt(exchange.head, prepared.prompt_ids, text, scored)
-        for exchange, prepared, text, scored in zip(
-            exchanges, plan.prepared, plan.texts, scores, strict=True
-        )
+        for exchange, prepared, text, scored in zip(exchanges, plan.prepared, plan.texts, scores, strict=True)
     ]
     return TextEncoder(
         replace(exchanges[0].head, id=f"cmpl-{uuid.uuid4().hex}"),

@@ -17,9 +17,7 @@ class LiveCall:
         self.id = new_call_id()
         self.name: str | None = None
         self._heads = [
-            (name, framing.before)
-            for name in names
-            if (framing := tool_format.framing(name)) is not None
+            (name, framing.before) for name in names if (framing := tool_format.framing(name)) is not None
         ]
         self._body = ""
         self._arguments: list[str] = []
