@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from serve.servers import serving_model
+
 from .api import ADD, CHAT, Native
 
+BUNDLED = Path(__file__).parents[2] / "models" / "tiny-reasoner" / "chat_template.jinja"
 THOUGHT = "3+8=11\n11-2=9\n9+7=16"
 ANSWER = "The answer is 16."
 
@@ -80,6 +84,16 @@ class TestReasoning:
         answer = native.ask(reasoning="none")
         assert "thinking" not in answer
         assert answer["result"]["thinking_tokens"] == 0
+        assert answer["result"]["text"].startswith("The answer is")
+
+    def test_none_closes_what_the_template_opens(self, tmp_path: Path) -> None:
+        always = BUNDLED.read_text("utf-8").replace("enable_thinking is false", "false")
+        path = tmp_path / "always.jinja"
+        path.write_text(always, "utf-8")
+        with serving_model(model__chat_template_file=str(path)) as server:
+            answer = Native(server).ask(reasoning="none")
+        assert "thinking" not in answer
+        assert answer["result"]["thinking_budget"]["trigger"] == "tokens"
         assert answer["result"]["text"].startswith("The answer is")
 
     @pytest.mark.parametrize(("effort", "limit"), [("low", 512), ("medium", 2048), ("high", None)])

@@ -89,8 +89,9 @@ def to_native(
 
 def _to_turn(request: wire.NativeChatRequest, efforts: Efforts, files: Sequence[str] | None) -> ChatTurn:
     budget_tokens = request.thinking_budget_tokens
-    if budget_tokens is UNSET and request.reasoning is not None and request.reasoning in efforts:
-        budget_tokens = efforts[request.reasoning]
+    if budget_tokens is UNSET and request.reasoning is not None:
+        # A template that opens the thinking whatever one asks has it closed at once.
+        budget_tokens = 0 if request.reasoning == "none" else efforts[request.reasoning]
     return ChatTurn(
         conversation=Conversation(
             messages=_to_messages(request, files),
