@@ -164,4 +164,10 @@ def _engine_limits(settings: Settings) -> EngineLimits:
 
 
 def _child_environment(settings: Settings) -> dict[str, str]:
-    return {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", settings.engine.openmp_wait_policy)}
+    wanted = {
+        "OMP_WAIT_POLICY": settings.engine.openmp_wait_policy,
+        # Graphs are planned anew with every change of adapters: their memory goes back to the system at
+        # once, else glibc keeps holes of up to 50 MB. A fixed threshold is what turns that off.
+        "MALLOC_MMAP_THRESHOLD_": str(4 * 2**20),
+    }
+    return {name: os.environ.get(name, value) for name, value in wanted.items()}
