@@ -148,9 +148,9 @@ class ScriptedRunner:
         pass
 
 
-def scripted_app(**values: Any) -> tuple[Starlette, Stage]:
+def scripted_app(settings: Settings | None = None, **values: Any) -> tuple[Starlette, Stage]:
     """The application over a scripted model, and the stage that directs it."""
-    settings = settings_of(**values)
+    settings = settings_of(**values) if settings is None else settings
     stage = Stage(settings)
     model = describe_model(settings, stage.llama)
     return app_over(settings, stage.llama, model, lambda: ScriptedRunner(stage)), stage
