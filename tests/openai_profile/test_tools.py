@@ -165,6 +165,16 @@ def test_a_grammar_does_not_hold_the_thinking(profile: Profile) -> None:
         assert free.startswith(message["reasoning_content"])
 
 
+def test_an_answer_that_mentions_a_call_is_an_answer(acted: Profile, stage: Stage) -> None:
+    answer = '{"text": "<tool_call> and </think>"}'
+    # In bytes: the grammar keeps whole control tokens out of strings.
+    stage.say("thought", *CLOSE, stage.bytes(answer))
+    choice = both(acted, tools=TOOLS, response_format={"type": "json_object"})
+    assert choice["message"]["content"] == answer and choice["finish_reason"] == "stop"
+    stage.say("thought", *CLOSE, call("add", '{"a": 1, "b": 2}'))
+    assert both(acted, tools=TOOLS, response_format={"type": "json_object"})["finish_reason"] == "tool_calls"
+
+
 def test_tools_that_must_not_be_called_are_not_shown(profile: Profile) -> None:
     plain = profile.ask("Add 3 and 4.")
     none = profile.ask("Add 3 and 4.", tools=[ADD], tool_choice="none")

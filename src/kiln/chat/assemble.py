@@ -60,6 +60,7 @@ def _scanner_of(prepared: Prepared, model: ServedModel) -> Scanner:
         silent=tool_format.silent if tool_format is not None else (),
         reopens=not prepared.is_constrained
         or may_open_thought(model, in_reasoning=prepared.in_reasoning, thinks=prepared.thinking.enabled),
+        calls_lead=prepared.is_constrained,
         live_calls=prepared.guarantees_calls or prepared.turn.narrated,
     )
 

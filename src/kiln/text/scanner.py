@@ -63,8 +63,9 @@ class Scanner:
       second close tag as well;
     - before a close tag or a tool call they are dropped, so trailing ones wait for what follows.
 
-    `silent` texts in content are dropped. With `live_calls` the body of a call comes as TOOL_PART spans too,
-    while it is written; the TOOL span behind them repeats it whole.
+    With `calls_lead` a call only counts where no other content came before it: behind that its marker is
+    text, as in a JSON answer that mentions one. `silent` texts in content are dropped. With `live_calls` the
+    body of a call comes as TOOL_PART spans too, while it is written; the TOOL span behind them is whole.
 
     `stopped` is the stop string that matched, after which all text is ignored; `in_reasoning` says whether
     a reasoning block is open.
@@ -79,6 +80,7 @@ class Scanner:
         tools: ToolMarkers | None = None,
         silent: Sequence[str] = (),
         live_calls: bool = False,
+        calls_lead: bool = False,
         reopens: bool = True,
     ) -> None:
         """`in_reasoning` says that the prompt already opened the block; without `tags` it has no effect.
@@ -93,6 +95,8 @@ class Scanner:
         self._tools = tools
         self._silent = frozenset(silent)
         self._live_calls = live_calls
+        self._calls_lead = calls_lead
+        self._content_begun = False
         tool_opens = (tools.open, *tools.also_open) if tools is not None else ()
         tool_close = tools.close if tools is not None else ""
         self._starts = tools.starts if tools is not None else ()
@@ -221,6 +225,8 @@ class Scanner:
             self._enter(Channel.REASONING, closed=False)
         elif marker in self._silent:
             pass
+        elif self._calls_lead and self._content_begun:
+            self._write(marker, spans)
         else:
             # The newlines before it are kept: they are content after all if the call never closes.
             self._state, self._tool_open, self._starts = Channel.TOOL, marker, ()
@@ -251,6 +257,7 @@ class Scanner:
         waits = self._state is Channel.REASONING or self._tools is not None
         body = text.rstrip(NEWLINES) if waits else text
         if body:
+            self._content_begun = self._content_begun or self._state is Channel.CONTENT
             self._flush_newlines(spans)
             _append(spans, self._state, body)
         if len(body) < len(text):
