@@ -13,6 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from kiln.adapters.config import LoraConfig
+from kiln.adapters.revision import read_pairs as pairs_of
+from kiln.adapters.weights import Pair
+
 ROOT = Path(__file__).parents[2]
 CHEERFUL = ROOT / "models" / "tiny-reasoner-cheerful-lora"
 MODEL = Path(str(files("kiln"))) / "models" / "tiny-reasoner-f16.gguf"
@@ -41,6 +45,11 @@ def write(target: Path, tensors: Mapping[str, NDArray[Any]], **config: Any) -> P
     (target / CONFIG).write_text(json.dumps(fields), "utf-8")
     save_file(dict(tensors), target / WEIGHTS)
     return target
+
+
+def read_pairs(folder: Path) -> tuple[LoraConfig, dict[str, Pair]]:
+    """What kiln reads out of a folder."""
+    return pairs_of((folder / CONFIG).read_bytes(), (folder / WEIGHTS).read_bytes())
 
 
 def changed(target: Path, change: Callable[[str, NDArray[Any]], NDArray[Any]], **config: Any) -> Path:

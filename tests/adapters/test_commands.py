@@ -63,11 +63,11 @@ def test_a_tour(run: Run, running: AdapterServer, tmp_path: Path) -> None:
     assert running.get()["default"] is None
 
     out = run("merge", "both", "half=0.5", "style", "--method", "concat").output
-    assert "rank 16, 0% lost" in out
+    assert "saved both: rank 16, 0% lost" in out
     module = "model.layers.0.self_attn.q_proj"
     assert abs(deltas(running.saved / "both")[module] - 1.5 * deltas(CHEERFUL)[module]).max() < 1e-5
     out = run("merge", "both", "half", "style", "--method", "ties", "--rank", "2", "--density", "0.5").output
-    assert "rank 2" in out and " 0% lost" not in out
+    assert out.startswith("replaced both: rank 2") and " 0% lost" not in out
 
     assert "wrote both.tar.gz" in run("download", "both").output
     with tarfile.open("both.tar.gz") as archive:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,10 @@ from numpy.typing import NDArray
 
 from kiln.adapters.base import BaseModel, read_base, reorder_rows
 from kiln.adapters.convert import convert
-from kiln.adapters.revision import read_pairs
 from kiln.core.errors import InvalidAdapter
 
 from .native import NativeModel
-from .samples import CHEERFUL, REFERENCE, changed, deltas, tensors_of, write
+from .samples import CHEERFUL, REFERENCE, changed, deltas, read_pairs, tensors_of, write
 
 CASES = REFERENCE["cases"]
 
@@ -43,6 +43,12 @@ def test_greedy_output_is_that_of_peft(base: BaseModel, native: NativeModel, tmp
     native.use((converted(CHEERFUL, base, tmp_path / "a.gguf"), 1.0))
     same = [native.generate(c["prompt_ids"], REFERENCE["max_tokens"]) == c["output_ids"] for c in CASES]
     assert all(same)
+
+
+def test_a_conversion_is_no_news(base: BaseModel, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        converted(CHEERFUL, base, tmp_path / "a.gguf")
+    assert [record.message for record in caplog.records] == []
 
 
 def test_logits_are_those_of_peft(base: BaseModel, native: NativeModel, tmp_path: Path) -> None:

@@ -10,11 +10,10 @@ import pytest
 
 from kiln.adapters.base import read_base
 from kiln.adapters.convert import convert
-from kiln.adapters.revision import read_pairs
 
 from .llama import SHAPES, Matrix, logits, random_weights, write_gguf
 from .native import NativeModel
-from .samples import deltas, write
+from .samples import deltas, read_pairs, write
 
 PROMPT = [3, 141, 59, 26, 535, 8, 97, 93, 238, 46, 264, 33, 83, 279, 50, 288]
 RANK = 4

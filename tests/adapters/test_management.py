@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import os
@@ -9,6 +10,7 @@ import random
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -167,6 +169,14 @@ def long_header() -> bytes:
     return gzip.compress(entry.tobuf() + b"\0" * (1 << 20))
 
 
+def extended_header(line: bytes) -> bytes:
+    """An extended header of one line, and an adapter behind it."""
+    entry = special(tarfile.XHDTYPE)
+    record = next(b"%d %s\n" % (n, line) for n in range(99) if n == len(line) + len(str(n)) + 2)
+    entry.size = len(record)
+    return gzip.compress(entry.tobuf() + record.ljust(512, b"\0") + tar_of(FILES, "w"))
+
+
 def header_chain() -> bytes:
     """Headers of headers of headers."""
     entry = tarfile.TarInfo("x")
@@ -210,6 +220,8 @@ BAD_ARCHIVES: list[tuple[str, Callable[[], bytes], str]] = [
     ("twice", lambda: tar_of([*FILES, FILES[0]]), "twice"),
     ("long header", long_header, "oversized header"),
     ("chained headers", header_chain, "cut off"),
+    ("header that is no number", lambda: extended_header(b"GNU.sparse.size=x"), "no .tar.gz"),
+    ("header that is no text", lambda: extended_header(b"hdrcharset=\xa8"), "no .tar.gz"),
     ("pickle", lambda: tar_of([FILES[0], ("adapter_model.bin", b"\x80\x04.")]), "is a pickle"),
     ("no configuration", lambda: tar_of([FILES[1]]), "no adapter_config.json"),
     ("corrupt weights", lambda: tar_of([FILES[0], (WEIGHTS, WEIGHT_BYTES[:5000])]), "damaged"),
@@ -310,8 +322,21 @@ def test_forms_that_are_none(server: AdapterServer, unchanged: None) -> None:
     ):
         refused(send(content=content, headers=broken))
     refused(send(content=b"x", headers={"content-type": "multipart/form-data"}))
+    assert refused(send(data={"name": ["x", "y"]}, files=archive))["param"] == "name"
     many = [("archive", ("a", b"x"))] * 20
     refused(send(data={"name": "x"}, files=many))
+
+
+def test_no_room_for_an_upload_on_its_way_in(
+    server: AdapterServer, unchanged: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(tempfile.SpooledTemporaryFile[bytes]):
+        def rollover(self) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("starlette.formparsers.SpooledTemporaryFile", Full)
+    error = refused(server.upload("large", random.Random(0).randbytes(3_000_000)), 413)
+    assert error["code"] == "adapter_quota_exceeded"
 
 
 @pytest.mark.parametrize(

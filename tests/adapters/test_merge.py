@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from kiln.adapters.base import BaseModel
 from kiln.adapters.convert import convert
 from kiln.adapters.merge import CannotMerge, Merged, Source, low_rank, merge, ties
-from kiln.adapters.revision import read_pairs
 from kiln.adapters.weights import weights_bytes
 from kiln.wire.adapters import MergeMethod
 
-from .samples import CHEERFUL, CONFIG, WEIGHTS, Tensors, changed, deltas, tensors_of, write
+from .samples import CHEERFUL, CONFIG, WEIGHTS, Tensors, changed, deltas, read_pairs, tensors_of, write
 
 Matrix = NDArray[np.float64]
 

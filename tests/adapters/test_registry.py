@@ -14,6 +14,7 @@ import pytest
 from msgspec import UNSET
 
 from kiln.adapters.registry import AdapterRegistry, AdaptersNotReady
+from kiln.adapters.revision import Signature, content_hash, read_files
 from kiln.adapters.selection import NO_ADAPTER, Selection
 from kiln.adapters.storage import Storage
 from kiln.core.errors import AdapterNotFound, AdapterQuotaExceeded, ConfigError, InvalidAdapter, InvalidField
@@ -182,18 +183,66 @@ def test_a_file_that_comes_back_stays_for_who_had_it_first(saved: Saved, registr
     assert Path(running.uses[0][0]).exists()
 
 
+def no_space(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_a_full_disk_is_said_and_not_remembered(
     saved: Saved, registry: AdapterRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_space(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as patch:
         patch.setattr("kiln.adapters.revision.convert", no_space)
         with pytest.raises(AdapterQuotaExceeded, match="disk is full"):
             registry.load("cheerful")
     assert converted(registry) == set()
     assert resolve(registry, ("cheerful", 1)).name == "cheerful"
+
+
+def test_on_a_full_disk_adapters_can_be_listed_and_deleted(
+    saved: Saved, registry: AdapterRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry.load("cheerful")
+    make = Path.mkdir
+
+    def no_new_folder(path: Path, *args: bool, **options: bool) -> None:
+        if not path.exists():
+            no_space()
+        make(path, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kiln.adapters.revision.convert", no_space)
+        patch.setattr(Path, "mkdir", no_new_folder)
+        first, second = registry.entries()
+        assert first.known.problem is None and first.known.revision is not None
+        assert second.known.revision is None
+        assert isinstance(second.known.problem, AdapterQuotaExceeded)
+        registry.remove("double")
+        assert [entry.name for entry in registry.entries()] == ["cheerful"]
+    assert list((saved / ".kiln" / "staging").iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", [False, True])
+def test_what_is_downloaded_or_merged_is_one_state_of_the_files(
+    damage: bool, saved: Saved, registry: AdapterRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_after_a_change(name: str, folder: Path, max_bytes: int) -> tuple[Signature, bytes, bytes]:
+        monkeypatch.undo()
+        if damage:
+            os.truncate(folder / WEIGHTS, 5000)
+        else:
+            shutil.rmtree(folder)
+            cheerful(folder)
+        return read_files(name, folder, max_bytes)
+
+    registry.load("double")
+    monkeypatch.setattr("kiln.adapters.registry.read_files", read_after_a_change)
+    if damage:
+        with pytest.raises(InvalidAdapter, match="cut off"):
+            registry.files("double", "name")
+    else:
+        revision, config, weights = registry.files("double", "name")
+        assert revision.content_sha256 == content_hash(config, weights)
+        assert weights == (CHEERFUL / WEIGHTS).read_bytes()
 
 
 def test_the_same_content_under_another_name_keeps_the_file(saved: Saved, registry: AdapterRegistry) -> None:
@@ -314,6 +363,25 @@ def test_installing_replaces_whole_folders(saved: Saved, registry: AdapterRegist
     assert resolve(registry, ("cheerful", 1)).scope != old.scope
     assert sorted(p.name for p in (saved / ".kiln").iterdir()) == ["converted", "lock", "replaced", "staging"]
     assert list((saved / ".kiln" / "replaced").iterdir()) == []
+    assert list((saved / ".kiln" / "staging").iterdir()) == []
+
+
+def test_a_link_that_leads_nowhere_has_the_name(saved: Saved, registry: AdapterRegistry) -> None:
+    (saved / "gone").symlink_to("nowhere")
+    with registry.storage.staged() as staged:
+        shutil.copytree(CHEERFUL, staged, dirs_exist_ok=True)
+        with pytest.raises(InvalidField, match="not an adapter"):
+            registry.save(staged, "gone", "archive")
+    assert (saved / "gone").is_symlink()
+
+
+def test_a_link_is_deleted_and_not_what_it_leads_to(
+    tmp_path: Path, saved: Saved, registry: AdapterRegistry
+) -> None:
+    (saved / "linked").symlink_to(scaled(tmp_path / "elsewhere", 2))
+    assert resolve(registry, ("linked", 1)).name == "linked"
+    registry.remove("linked")
+    assert (tmp_path / "elsewhere" / WEIGHTS).is_file()
     assert list((saved / ".kiln" / "staging").iterdir()) == []
 
 

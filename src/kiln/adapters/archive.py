@@ -7,7 +7,7 @@ neither file nor folder, or that would land elsewhere, is refused before a byte 
 from __future__ import annotations
 
 import gzip
-import os
+import io
 import tarfile
 import zlib
 from collections.abc import Mapping
@@ -29,6 +29,17 @@ _EXTENDED = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
 )
+# What a stranger's bytes make the readers raise. `tarfile` lets numbers and texts of extended headers that
+# are none through as ValueError; a full disk (any other OSError) is not the archive's fault.
+_DAMAGE = (
+    EOFError,
+    gzip.BadGzipFile,
+    zlib.error,
+    tarfile.TarError,
+    RecursionError,
+    ValueError,
+    OverflowError,
+)
 _CHUNK = 1 << 20
 _HINT = "Pack the adapter's folder with `tar -czf adapter.tar.gz FOLDER`."
 
@@ -44,7 +55,7 @@ def unpack(source: BinaryIO, target: Path, max_bytes: int) -> None:
             with tarfile.open(fileobj=cast(Any, bounded), mode="r|", tarinfo=_Entry) as archive:
                 found = _unpack_entries(archive, target)
             bounded.drain()
-    except (EOFError, gzip.BadGzipFile, zlib.error, tarfile.TarError, RecursionError) as error:
+    except _DAMAGE as error:
         raise InvalidAdapter(f"the archive is no .tar.gz, or cut off: {error}", hint=_HINT) from None
     for file in (CONFIG_FILE, WEIGHTS_FILE):
         if file not in found:
@@ -53,23 +64,18 @@ def unpack(source: BinaryIO, target: Path, max_bytes: int) -> None:
             raise InvalidAdapter(f"the archive holds no {file}{instead}", hint=_HINT)
 
 
-def pack(name: str, files: Mapping[str, Path], target: BinaryIO) -> None:
+def pack(name: str, files: Mapping[str, bytes], target: BinaryIO) -> None:
     """Write the files, in a folder called `name`, as a `.tar.gz` that depends on their content only."""
-    handles = {file: path.open("rb") for file, path in files.items()}
-    try:
-        with (
-            # Weights hardly compress: the fastest level is as good as the best.
-            gzip.GzipFile(fileobj=target, mode="wb", compresslevel=1, mtime=0) as packed,
-            tarfile.open(fileobj=cast(Any, packed), mode="w|", format=tarfile.PAX_FORMAT) as archive,
-        ):
-            for file, handle in handles.items():
-                entry = tarfile.TarInfo(f"{name}/{file}")
-                entry.size = os.fstat(handle.fileno()).st_size
-                entry.mode = 0o644
-                archive.addfile(entry, handle)
-    finally:
-        for handle in handles.values():
-            handle.close()
+    with (
+        # Weights hardly compress: the fastest level is as good as the best.
+        gzip.GzipFile(fileobj=target, mode="wb", compresslevel=1, mtime=0) as packed,
+        tarfile.open(fileobj=cast(Any, packed), mode="w|", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for file, content in files.items():
+            entry = tarfile.TarInfo(f"{name}/{file}")
+            entry.size = len(content)
+            entry.mode = 0o644
+            archive.addfile(entry, io.BytesIO(content))
 
 
 def _unpack_entries(archive: tarfile.TarFile, target: Path) -> set[str]:

@@ -6,6 +6,7 @@ scale of 1 at run time is the adapter as it was trained. Values are float32, whi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def convert(config: LoraConfig, pairs: Mapping[str, Pair], base: BaseModel, targ
     # Imported late: see base.py.
     import gguf
 
+    # It tells every file that it writes at level info.
+    logging.getLogger("gguf").setLevel(logging.WARNING)
     writer = gguf.GGUFWriter(target, base.architecture)
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from contextlib import suppress
 from typing import BinaryIO
 
 from kiln.adapters.archive import pack, unpack
@@ -12,9 +13,9 @@ from kiln.adapters.merge import CannotMerge, Merged, Source, merge
 from kiln.adapters.names import check_name, check_new_name
 from kiln.adapters.registry import AdapterRegistry
 from kiln.adapters.revision import Revision, read_pairs
-from kiln.adapters.storage import disk_errors
+from kiln.adapters.storage import README_FILE, disk_errors
 from kiln.adapters.weights import WEIGHTS_FILE, weights_bytes
-from kiln.core.errors import AdapterNotFound, InvalidAdapter, InvalidField
+from kiln.core.errors import InvalidAdapter, InvalidField
 from kiln.wire.adapters import MergeMethod
 
 # The share of its entries that a delta keeps in the TIES paper.
@@ -37,17 +38,16 @@ def upload(registry: AdapterRegistry, name: str, archive: BinaryIO) -> tuple[Rev
 
 
 def download(registry: AdapterRegistry, name: str) -> BinaryIO:
-    """An open file, without a name, of the adapter as a `.tar.gz`. Raises AdapterNotFound."""
+    """An open file, without a name, of the adapter as a `.tar.gz`. Raises what `files` raises."""
     check_name(name, "name")
-    registry.revision(name, "name")
-    storage = registry.storage
-    with disk_errors(), storage.staged() as staged:
+    _, config, weights = registry.files(name, "name")
+    files = {CONFIG_FILE: config, WEIGHTS_FILE: weights}
+    with suppress(OSError):  # there is none
+        files[README_FILE] = (registry.storage.folder(name) / README_FILE).read_bytes()
+    with disk_errors(), registry.storage.staged() as staged:
         target = tempfile.TemporaryFile(dir=staged)
         try:
-            pack(name, storage.files(name), target)
-        except FileNotFoundError:
-            target.close()
-            raise AdapterNotFound(f"the adapter {name} has just been deleted", param="name") from None
+            pack(name, files, target)
         except BaseException:
             target.close()
             raise
@@ -70,8 +70,8 @@ def merge_into(
     for index, (part, weight) in enumerate(parts):
         param = f"adapters[{index}].name"
         check_name(part, param)
-        registry.revision(part, param)
-        sources.append(Source(*read_pairs(registry.storage.folder(part)), weight))
+        _, config, weights = registry.files(part, param)
+        sources.append(Source(*read_pairs(config, weights), weight))
     total = sum(weight for _, weight in parts)
     if method == "weighted_average" and (total == 0 or not math.isfinite(total)):
         raise InvalidField(

@@ -20,9 +20,18 @@ from msgspec import UNSET, UnsetType
 
 from kiln.adapters.base import BaseModel
 from kiln.adapters.names import is_name
-from kiln.adapters.revision import Revision, Signature, read_revision, signature_of
+from kiln.adapters.revision import (
+    ATTEMPTS,
+    Revision,
+    Signature,
+    changes_too_fast,
+    content_hash,
+    read_files,
+    read_revision,
+    signature_of,
+)
 from kiln.adapters.selection import NO_ADAPTER, Selection, compose
-from kiln.adapters.storage import Storage
+from kiln.adapters.storage import Storage, disk_errors
 from kiln.core.errors import (
     AdapterInUse,
     AdapterNotFound,
@@ -164,7 +173,7 @@ class AdapterRegistry:
         names = self._storage.names()
         for gone in self._known.keys() - set(names):
             self.load(gone)
-        return [Entry(name, self.load(name)) for name in names]
+        return [Entry(name, self._look(name)) for name in names]
 
     def save(self, staged: Path, name: str, param: str) -> tuple[Revision, bool]:
         """Make the files in `staged` the adapter `name`, and say whether it replaced another.
@@ -190,7 +199,9 @@ class AdapterRegistry:
         with self._loading:
             if name == self.default:
                 raise AdapterInUse(f"the adapter {shorten(name)} is the server's default", param="name")
-            if self._storage is None or not self._storage.remove(name):
+            with disk_errors():
+                removed = self._storage is not None and self._storage.remove(name)
+            if not removed:
                 raise AdapterNotFound(f"there is no adapter {shorten(name)}", param="name")
             log.info("the adapter %s was deleted", name)
             self.load(name)
@@ -198,6 +209,21 @@ class AdapterRegistry:
     def revision(self, name: str, param: str) -> Revision:
         """The present revision. Raises AdapterNotFound, or InvalidAdapter, also if an older one is good."""
         return self._require(self.load(name), name, param)
+
+    def files(self, name: str, param: str) -> tuple[Revision, bytes, bytes]:
+        """The present revision, and the configuration and weights that it was made of.
+
+        Raises what `revision` raises.
+        """
+        for _ in range(ATTEMPTS):
+            revision = self.revision(name, param)
+            try:
+                _, config, weights = read_files(name, self.storage.folder(name), self.max_bytes)
+            except RequestError as error:
+                raise _copy(error, name, param) from None
+            if content_hash(config, weights) == revision.content_sha256:
+                return revision, config, weights
+        raise _copy(changes_too_fast(), name, param)
 
     def start(self) -> None:
         """Clean up what a crash may have left, and converted files that nobody uses."""
@@ -210,6 +236,14 @@ class AdapterRegistry:
     def close(self) -> None:
         if self._storage is not None:
             self._storage.close()
+
+    def _look(self, name: str) -> Known:
+        """`load`, but a full disk is this adapter's problem: who makes room must see what there is."""
+        try:
+            return self.load(name)
+        except AdapterQuotaExceeded as full:
+            before = self._known.get(name)
+            return Known(None, before.revision if before is not None else None, full)
 
     def _is_current(self, name: str) -> bool:
         """Whether what is known of a name still holds. An unknown name without files is current."""

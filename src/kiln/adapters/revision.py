@@ -16,14 +16,14 @@ import msgspec
 from kiln.adapters.base import BaseModel
 from kiln.adapters.config import CONFIG_FILE, LoraConfig, parse_config
 from kiln.adapters.convert import FORMAT, convert
-from kiln.adapters.storage import disk_errors, holds_adapter
+from kiln.adapters.storage import disk_errors, holds_adapter, sync
 from kiln.adapters.weights import WEIGHTS_FILE, Pair, parse_weights
 from kiln.core.errors import AdapterNotFound, BodyTooLarge, InvalidAdapter
 from kiln.core.text import shorten
 
 # File systems stamp changes in steps of a few milliseconds: younger files may change under the same stamp.
 _SETTLE_S = 0.02
-_ATTEMPTS = 5
+ATTEMPTS = 5
 _PICKLES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth", "pytorch_model.bin")
 
 # What tells one state of the files from another without reading them: identity, size, times in ns.
@@ -74,11 +74,17 @@ def _missing(folder: Path, name: str) -> str:
 def read_revision(
     name: str, folder: Path, cache: Path, base: Callable[[], BaseModel], max_bytes: int
 ) -> tuple[Signature, Revision]:
-    """Read, check and convert what stands in `folder`. Raises InvalidAdapter or AdapterNotFound.
+    """Read, check and convert what stands in `folder`. Raises InvalidAdapter or AdapterNotFound."""
+    signature, config, weights = read_files(name, folder, max_bytes)
+    return signature, _build(name, signature, config, weights, cache, base)
 
-    Both files are read in one state: when they change meanwhile, they are read again.
+
+def read_files(name: str, folder: Path, max_bytes: int) -> tuple[Signature, bytes, bytes]:
+    """Configuration and weights in one state: when they change meanwhile, they are read again.
+
+    Raises AdapterNotFound, BodyTooLarge or InvalidAdapter.
     """
-    for _ in range(_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         before = signature_of(folder)
         if before is None:
             raise AdapterNotFound(f"there is no adapter {shorten(name)}")
@@ -89,24 +95,27 @@ def read_revision(
                 f"the adapter has more than {max_bytes} bytes", hint="Raise model.adapter_max_bytes."
             )
         try:
-            data = [(folder / file).read_bytes() for file in (CONFIG_FILE, WEIGHTS_FILE)]
+            config, weights = ((folder / file).read_bytes() for file in (CONFIG_FILE, WEIGHTS_FILE))
             unchanged = signature_of(folder) == before
         except OSError as error:
             raise InvalidAdapter(f"its files cannot be read: {error.strerror}") from None
         if unchanged:
-            return before, _build(name, before, data[0], data[1], cache, base)
-    raise InvalidAdapter(
-        "its files change faster than they can be read", hint="Write them elsewhere, then rename the folder."
+            return before, config, weights
+    raise changes_too_fast()
+
+
+def changes_too_fast(param: str | None = None) -> InvalidAdapter:
+    return InvalidAdapter(
+        "its files change faster than they can be read",
+        param=param,
+        hint="Write them elsewhere, then rename the folder.",
     )
 
 
-def read_pairs(folder: Path) -> tuple[LoraConfig, dict[str, Pair]]:
-    """Configuration and factors of an adapter that has been checked before. Raises InvalidAdapter."""
-    try:
-        config = parse_config((folder / CONFIG_FILE).read_bytes())
-        return config, parse_weights((folder / WEIGHTS_FILE).read_bytes(), config)
-    except OSError as error:
-        raise InvalidAdapter(f"its files cannot be read: {error.strerror}") from None
+def read_pairs(config_bytes: bytes, weights: bytes) -> tuple[LoraConfig, dict[str, Pair]]:
+    """Configuration and factors out of both files. Raises InvalidAdapter."""
+    config = parse_config(config_bytes)
+    return config, parse_weights(weights, config)
 
 
 def content_hash(config: bytes, weights: bytes) -> str:
@@ -154,6 +163,8 @@ def _write(target: Path, config: LoraConfig, weights: bytes, base: BaseModel) ->
         part = target.with_name(f"{uuid.uuid4().hex}.part")
         try:
             convert(config, parse_weights(weights, config), base, part)
+            # After a power cut the name must not stand for a file of zeros: it is never checked again.
+            sync(part)
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)

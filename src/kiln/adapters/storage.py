@@ -16,7 +16,7 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -73,11 +73,17 @@ class Storage:
                 replaced.rename(self.folder(replaced.name))
         shutil.rmtree(self._own / "replaced", ignore_errors=True)
         shutil.rmtree(self._own / "staging", ignore_errors=True)
+        self._staging()
         for part in self.converted.glob("*.part"):
             part.unlink(missing_ok=True)
 
     def close(self) -> None:
         os.close(self._lock)
+
+    def _staging(self) -> Path:
+        staging = self._own / "staging"
+        staging.mkdir(parents=True, exist_ok=True)
+        return staging
 
     def folder(self, name: str) -> Path:
         return self.root / name
@@ -98,8 +104,8 @@ class Storage:
     @contextmanager
     def staged(self) -> Iterator[Path]:
         """A new empty folder on the same file system; what is left of it afterwards is deleted."""
-        folder = self._own / "staging" / uuid.uuid4().hex
-        folder.mkdir(parents=True)
+        folder = self._staging() / uuid.uuid4().hex
+        folder.mkdir()
         try:
             yield folder
         finally:
@@ -122,11 +128,12 @@ class Storage:
         Raises AdapterQuotaExceeded, and InvalidField where the name is that of something else.
         """
         for path in [*staged.iterdir(), staged]:
-            _sync(path)
+            sync(path)
         with self._renaming:
             self.check_quota(staged, name)
             target = self.folder(name)
-            replaced = target.exists()
+            # Also true of links that lead nowhere.
+            replaced = os.path.lexists(target)
             if replaced and not holds_adapter(target):
                 raise InvalidField(f"{name} is there, but it is not an adapter", param="name")
             aside = self._own / "replaced" / uuid.uuid4().hex
@@ -134,23 +141,21 @@ class Storage:
                 aside.mkdir(parents=True)
                 target.rename(aside / name)
             staged.rename(target)
-            _sync(self.root)
+            sync(self.root)
         shutil.rmtree(aside, ignore_errors=True)
         return replaced
 
     def remove(self, name: str) -> bool:
         """Delete an adapter: first out of sight, then from the disk. False if there is none."""
-        with self.staged() as folder, self._renaming:
+        # On a full disk there is no room for a folder of its own: a new name in this one takes none.
+        removed = self._staging() / uuid.uuid4().hex
+        with self._renaming:
             if not holds_adapter(self.folder(name)):
                 return False
-            self.folder(name).rename(folder / "removed")
-            _sync(self.root)
+            self.folder(name).rename(removed)
+            sync(self.root)
+        _discard(removed)
         return True
-
-    def files(self, name: str) -> Mapping[str, Path]:
-        """The files of an adapter that are worth carrying, by name."""
-        paths = {file: self.folder(name) / file for file in KEPT_FILES}
-        return {file: path for file, path in paths.items() if path.is_file()}
 
 
 @contextmanager
@@ -172,6 +177,13 @@ def holds_adapter(folder: Path) -> bool:
     return any(os.path.exists(folder / file) for file in (CONFIG_FILE, WEIGHTS_FILE))
 
 
+def _discard(path: Path) -> None:
+    if path.is_symlink():  # somebody linked an adapter in; what it leads to is theirs
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def _size(folder: Path) -> int:
     if not folder.is_dir():
         return 0
@@ -182,7 +194,7 @@ def _size(folder: Path) -> int:
     return total
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Have the disk hold it before a rename says so."""
     handle = os.open(path, os.O_RDONLY)
     try:

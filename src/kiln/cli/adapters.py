@@ -84,7 +84,7 @@ def upload(
     chosen = name if name is not None else path.resolve().name.removesuffix(".gz").removesuffix(".tar")
     with _server(url, api_key) as server, archive_of(path) as archive, _bar(f"uploading {chosen}") as report:
         saved = server.upload(chosen, archive, report)
-    print(f"{'replaced' if saved['replaced'] else 'saved'} {chosen}: {saved['adapter']['content_sha256']}")
+    print(f"{_done(saved)} {chosen}: {saved['adapter']['content_sha256']}")
 
 
 @adapters.command()
@@ -134,7 +134,7 @@ def merge(
     url: UrlFlag = LOCAL,
     api_key: KeyFlag = None,
 ) -> None:
-    """Merge adapters of the server into a new one."""
+    """Merge adapters of the server into a new one. One of the same name is replaced."""
     body: dict[str, Any] = {"name": name, "method": method, "adapters": [_part(part) for part in parts]}
     body |= {key: value for key, value in (("rank", rank), ("density", density)) if value is not None}
     console = notes()
@@ -142,7 +142,8 @@ def merge(
         merged = server.merge(body)
     lost = merged["relative_error"]
     entry = merged["adapter"]
-    print(f"saved {name}: rank {entry['rank']}, {100 * lost:.3g}% lost, {entry['content_sha256']}")
+    done = _done(merged)
+    print(f"{done} {name}: rank {entry['rank']}, {100 * lost:.3g}% lost, {entry['content_sha256']}")
 
 
 @contextmanager
@@ -192,6 +193,10 @@ def _new_file(target: Path, force: bool) -> Iterator[IO[bytes]]:
         raise CommandFailed(f"cannot write {target}: {error.strerror}") from None
     finally:
         part.unlink(missing_ok=True)
+
+
+def _done(saved: dict[str, Any]) -> str:
+    return "replaced" if saved["replaced"] else "saved"
 
 
 def _part(text: str) -> dict[str, Any]:

@@ -106,7 +106,10 @@ def archive_of(path: Path) -> Iterator[IO[bytes]]:
     from kiln.adapters.storage import KEPT_FILES
 
     if path.is_dir():
-        files = {name: path / name for name in KEPT_FILES if (path / name).is_file()}
+        try:
+            files = {name: (path / name).read_bytes() for name in KEPT_FILES if (path / name).is_file()}
+        except OSError as error:
+            raise CommandFailed(f"cannot read {error.filename}: {error.strerror}") from None
         if CONFIG_FILE not in files:
             raise CommandFailed(f"{path} holds no {CONFIG_FILE}", "Name the folder that PEFT saved.")
         with tempfile.TemporaryFile() as packed:

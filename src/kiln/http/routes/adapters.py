@@ -19,6 +19,7 @@ from kiln.adapters.library import download, merge_into, upload
 from kiln.adapters.names import check_name
 from kiln.adapters.registry import AdapterRegistry, Known
 from kiln.adapters.revision import Revision
+from kiln.adapters.storage import disk_errors
 from kiln.core.errors import BodyTooLarge, InvalidField, UnsupportedMediaType
 from kiln.dialects.validate import decode
 from kiln.http.body import read_json_body
@@ -72,6 +73,8 @@ async def upload_adapter(request: Request) -> Response:
     async with _Form(request, registry.max_bytes) as form:
         name = form.get("name")
         archive = form.get("archive")
+        if len(form.getlist("name")) > 1:
+            raise InvalidField("`name` is there more than once", param="name")
         if not isinstance(name, str):
             raise InvalidField("`name` is required, as a text field", param="name")
         if not isinstance(archive, UploadFile):
@@ -215,7 +218,9 @@ class _Form:
             )
         limited = Request(self._request.scope, _limited(self._request, self._max_bytes))
         try:
-            self._form = await limited.form(max_files=1, max_fields=8, max_part_size=_FORM_BYTES)
+            # A large archive waits in a temporary file.
+            with disk_errors():
+                self._form = await limited.form(max_files=1, max_fields=8, max_part_size=_FORM_BYTES)
         except HTTPException as error:
             raise InvalidField(f"the multipart body is damaged: {error.detail}") from None
         return self._form
