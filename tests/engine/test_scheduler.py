@@ -548,6 +548,21 @@ def test_a_prefix_beyond_what_is_retained_comes_back_from_the_host() -> None:
     assert world.restored == 30
 
 
+def test_what_comes_back_is_as_exact_as_it_was() -> None:
+    for exact in (False, True):
+        world = World(limits(running=2, kv_cells=256, step_tokens=64, retain_tokens=0), host_bytes=100)
+        world.add([7] * 30, 1, exact=exact)
+        while world.live:
+            world.step()
+        # An ordinary request brings it back; an exact one comes while it is in the cache.
+        world.add([7] * 30 + [8], 20)
+        world.step()
+        assert world.restored == 30
+        other = world.add([7] * 30 + [9], 2, exact=True)
+        world.finish()
+        assert other.cached_tokens == (30 if exact else 0)
+
+
 def test_a_saved_prefix_that_does_not_fit_is_computed_again() -> None:
     world = World(limits(running=1, slots=2, kv_cells=50, step_tokens=64, retain_tokens=0), host_bytes=100)
     world.add([7] * 40, 1)
