@@ -11,9 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from kiln.adapters.base import BaseModel
+from kiln.adapters.config import parse_config
 from kiln.adapters.convert import convert
 from kiln.adapters.merge import CannotMerge, Merged, Source, low_rank, merge, ties
-from kiln.adapters.weights import weights_bytes
+from kiln.adapters.weights import Pair, weights_bytes
 from kiln.wire.adapters import MergeMethod
 
 from .samples import CHEERFUL, CONFIG, WEIGHTS, Tensors, changed, deltas, read_pairs, tensors_of, write
@@ -200,3 +201,11 @@ def test_ties_averages_by_weight_whatever_its_size(parts: list[Path], tmp_path: 
     large = merged(tmp_path, parts, [2.0**100, 2.0**99, 2.0**98], "ties")
     for module, pair in small.pairs.items():
         np.testing.assert_array_equal(pair.b, large.pairs[module].b)
+
+
+def test_ranks_that_add_up_to_too_much_cost_no_work() -> None:
+    config = parse_config(b'{"peft_type": "LORA", "r": 3000, "lora_alpha": 1, "target_modules": ["q"]}')
+    # Any arithmetic on these would find that they get too large.
+    pair = Pair(np.full((3000, 2), 1e38, np.float32), np.full((2, 3000), 1e38, np.float32))
+    with pytest.raises(CannotMerge, match="rank 6000, at most 4096"):
+        merge([Source(config, {"q": pair}, 1.0)] * 2, "concat", rank=None, density=0.2)

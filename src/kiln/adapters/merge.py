@@ -7,6 +7,7 @@ of low rank: their best approximation of the asked rank is kept, and how much wa
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -63,6 +64,8 @@ def merge(sources: Sequence[Source], method: MergeMethod, *, rank: int | None, d
     Weights of `weighted_average` must not add up to zero. Raises CannotMerge.
     """
     limit = rank if rank is not None else max(_largest_rank(source) for source in sources)
+    if method == "concat":
+        _check_concat(sources)
     pairs: dict[str, Pair] = {}
     lost = whole = 0.0
     # The linear algebra library would spin on every core, against the engine that is decoding there.
@@ -72,14 +75,22 @@ def merge(sources: Sequence[Source], method: MergeMethod, *, rank: int | None, d
             pairs[module] = Pair(factors.a.astype(np.float32), factors.b.astype(np.float32))
             lost, whole = lost + off**2, whole + norm**2
     top = max(pair.a.shape[0] for pair in pairs.values())
-    if top > MAX_RANK:
-        raise CannotMerge(f"the merged adapter would have the rank {top}, at most {MAX_RANK} is served")
     return Merged(
         config=_config(sources, pairs, top),
         pairs=pairs,
         rank=top,
         relative_error=float(np.sqrt(lost / whole)) if whole > 0 else 0.0,
     )
+
+
+def _check_concat(sources: Sequence[Source]) -> None:
+    """Refuse ranks that add up to too much before any work is put into them."""
+    ranks: Counter[str] = Counter()
+    for source in sources:
+        ranks.update({module: pair.a.shape[0] for module, pair in source.pairs.items()})
+    top = max(ranks.values())
+    if top > MAX_RANK:
+        raise CannotMerge(f"the merged adapter would have the rank {top}, at most {MAX_RANK} is served")
 
 
 def _merge_module(
