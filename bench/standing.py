@@ -5,7 +5,8 @@
     KILN_BENCH_PEER=http://127.0.0.1:8080 KILN_BENCH_MODEL=model.gguf python -m bench standing
 
 The peer must serve the same model file with the same threads, context and parallel setting.
-KILN_BENCH_ROUNDS (7) is the number of interleaved rounds, KILN_BENCH_ONLY a part of a workload's name.
+KILN_BENCH_ROUNDS (7) is the number of interleaved rounds, KILN_BENCH_ONLY a part of a workload's name,
+KILN_BENCH_CELLS (8192) the size of the KV cache, which is `-c` on the peer's side.
 """
 
 from __future__ import annotations
@@ -39,10 +40,13 @@ def main() -> None:
 
 
 def bench_settings() -> Settings:
-    """16 sequences over 8,192 cells, two threads: the peer's flags in docs/performance.md are the same."""
+    """16 sequences, two threads: the peer's flags in docs/performance.md are the same."""
     base = settings()
     engine = replace(
-        base.engine, threads=2, kv_size=8192, ctx_size=int(os.environ.get("KILN_BENCH_CTX", "4096"))
+        base.engine,
+        threads=2,
+        kv_size=int(os.environ.get("KILN_BENCH_CELLS", "8192")),
+        ctx_size=int(os.environ.get("KILN_BENCH_CTX", "4096")),
     )
     model = replace(base.model, path=os.environ.get("KILN_BENCH_MODEL"))
     return replace(base, engine=engine, model=model)
