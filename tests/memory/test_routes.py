@@ -85,6 +85,20 @@ def test_pages(server: Server) -> None:
     assert ([fact["text"] for fact in second["facts"]], second["next"]) == (["alpha"], None)
 
 
+def test_a_page_after_a_fact_that_has_gone_is_no_empty_page(server: Server) -> None:
+    for word in ("alpha", "beta", "gamma"):
+        write(server, word)
+    mark = server.client.get(f"{URL}/home", params={"limit": 2}).json()["next"]
+    server.client.delete(f"{URL}/home/{mark}")
+    response = server.client.get(f"{URL}/home", params={"before": mark})
+    assert (response.status_code, response.json()["code"]) == (404, "fact_not_found")
+    assert response.json()["error"].startswith("`before`")
+
+
+def test_an_unknown_store_is_refused_by_the_name_that_the_query_has(server: Server) -> None:
+    assert "`store`" in server.client.get(f"{URL}/home", params={"store": "nothing"}).json()["error"]
+
+
 def test_the_history_is_shown_on_request_and_exported(server: Server) -> None:
     old = "The user works in the engine team of a firm in Berlin"
     new = "The user works in the engine team of a firm in Bremen"
@@ -121,6 +135,7 @@ def test_stores_are_apart_and_have_their_policies(server: Server) -> None:
         ("GET", "/home?limit=-1", None, 400, "invalid_field"),
         ("GET", "/home?invalid=1", None, 400, "invalid_field"),
         ("GET", "/home?q=" + "x" * 4001, None, 400, "invalid_field"),
+        ("GET", "/home?before=fact-0", None, 404, "fact_not_found"),
         ("GET", "/home?store=nothing", None, 404, "memory_store_not_found"),
         ("GET", "/home?store=../x", None, 404, "memory_store_not_found"),
         ("GET", "/home/export?store=nothing", None, 404, "memory_store_not_found"),

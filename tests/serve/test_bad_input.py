@@ -343,6 +343,34 @@ def test_a_body_that_is_too_large(server: Server) -> None:
     assert response.startswith(b"HTTP/1.1 413")
 
 
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        (traffic.CHAT, ["content-type: application/json"], b"413"),
+        (traffic.CHAT, ["content-type: text/plain"], b"415"),
+        (traffic.CHAT, ["content-type: application/json", "x-api-key: kiln-" + "A" * 43], b"401"),
+        (traffic.CHAT, ["content-type: application/json", "origin: https://evil.example"], b"403"),
+        ("/v1/nothing", ["content-type: application/json"], b"404"),
+        ("/v1/models", ["content-type: application/json"], b"405"),
+        ("/lmkit/v1/memory/home", ["content-type: application/json"], b"413"),
+    ],
+)
+def test_a_refusal_reaches_a_client_that_sends_all_before_it_reads(
+    server: Server, path: str, headers: list[str], status: bytes
+) -> None:
+    """The connection is to be closed; with unread data on it that would be a reset."""
+    url = urlsplit(server.url)
+    body = b"x" * 10_000_000
+    lines = [f"POST {path} HTTP/1.1", f"host: {url.netloc}", "connection: close", *headers]
+    with socket.create_connection((url.hostname or "", url.port or 80), timeout=30) as connection:
+        connection.sendall("\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body)
+        received = b""
+        while part := connection.recv(65536):
+            received += part
+    assert received.startswith(b"HTTP/1.1 " + status)
+    assert received.endswith(b"}") and b'"code"' in received
+
+
 def raw_post(server: Server, parts: list[bytes], *headers: str) -> bytes:
     """What comes back for a request, even if the server does not wait for all of it."""
     url = urlsplit(server.url)

@@ -6,6 +6,7 @@ from starlette.requests import Request
 
 from kiln.core.errors import BodyTooLarge, InvalidJson, UnsupportedMediaType
 from kiln.core.text import shorten
+from kiln.http.refusal import BODY_READ
 
 
 async def read_json_body(request: Request, max_bytes: int) -> bytes:
@@ -26,6 +27,7 @@ async def read_json_body(request: Request, max_bytes: int) -> bytes:
         if size > max_bytes:
             raise BodyTooLarge(f"the body has more than {max_bytes} bytes")
         chunks.append(chunk)
+    request.scope[BODY_READ] = True
     body = b"".join(chunks)
     if not body.strip():
         raise InvalidJson("the body is empty")

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from kiln.core.errors import InternalError, KilnError, MethodNotAllowed, RouteNotFound, StoreFailed
 from kiln.core.text import shorten
+from kiln.http.refusal import Refusal
 from kiln.wire.problems import ErrorBody, ErrorResponse
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def error_response(request: Request, error: KilnError, headers: dict[str, str] |
         headers["retry-after"] = str(error.retry_after_s)
     if error.status == 401:
         headers["www-authenticate"] = 'Bearer realm="kiln"'
-    return Response(
+    return Refusal(
         native_error_body(error) if native else error_body(error),
         status_code=error.status,
         headers=headers,

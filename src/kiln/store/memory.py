@@ -13,8 +13,9 @@ from typing import Any
 
 import apsw
 
-from kiln.core.errors import KilnError
+from kiln.core.errors import FactNotFound, KilnError
 from kiln.core.settings import MemoryStoreSettings
+from kiln.core.text import shorten
 from kiln.store.database import Database
 from kiln.store.embedding import Embedder, to_blob
 from kiln.store.facts import Fact, MemoryKey, NewFact, Written, clean, normalize
@@ -93,15 +94,21 @@ class MemoryTables:
     def facts(
         self, key: MemoryKey, *, limit: int, before: str | None = None, invalid: bool = False
     ) -> list[Fact]:
-        """Facts, newest first, those older than the one with the id `before`; `invalid` ones if asked for."""
+        """Facts, newest first, those older than the one with the id `before`; `invalid` ones if asked for.
+
+        Raises FactNotFound where `before` is not there: an empty page would pass for the end.
+        """
         if not self.database.exists:
+            if before is not None:
+                raise _no_such(before)
             return []
         sql = f"SELECT {COLUMNS} FROM facts f WHERE f.memory_id = ?1"
         sql += "" if invalid else " AND f.invalidated_at IS NULL"
-        sql += " AND (?2 IS NULL OR f.id < (SELECT id FROM facts WHERE name = ?2 AND memory_id = ?1))"
+        sql += " AND (?2 IS NULL OR f.id < ?2)"
         with self.database.read() as connection:
             found = _find_memory(connection, key)
-            rows = connection.execute(f"{sql} ORDER BY f.id DESC LIMIT ?3", (found, before, limit))
+            below = None if before is None else _row_of(connection, found, before)
+            rows = connection.execute(f"{sql} ORDER BY f.id DESC LIMIT ?3", (found, below, limit))
             return [to_fact(row) for row in rows]
 
     def export(self, key: MemoryKey) -> Iterator[list[Fact]]:
@@ -213,6 +220,18 @@ def _find_memory(connection: apsw.Connection, key: MemoryKey) -> int | None:
     sql = "SELECT id FROM memories WHERE owner = ? AND memory = ? AND store = ?"
     found: int | None = connection.execute(sql, (key.owner, key.memory, key.store)).get
     return found
+
+
+def _row_of(connection: apsw.Connection, memory_id: int | None, fact_id: str) -> int:
+    sql = "SELECT id FROM facts WHERE memory_id = ? AND name = ?"
+    row: int | None = connection.execute(sql, (memory_id, fact_id)).get
+    if row is None:
+        raise _no_such(fact_id)
+    return row
+
+
+def _no_such(before: str) -> FactNotFound:
+    return FactNotFound(f"there is no fact {shorten(before)} in this memory", param="before")
 
 
 def _memory_id(connection: apsw.Connection, key: MemoryKey) -> int:

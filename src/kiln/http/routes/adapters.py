@@ -23,6 +23,7 @@ from kiln.adapters.storage import disk_errors
 from kiln.core.errors import BodyTooLarge, InvalidField, UnsupportedMediaType
 from kiln.dialects.validate import decode
 from kiln.http.body import read_json_body
+from kiln.http.refusal import BODY_READ
 from kiln.http.state import ServerState
 from kiln.wire import adapters as wire
 
@@ -237,6 +238,8 @@ def _limited(request: Request, max_bytes: int) -> Receive:
     async def receive() -> Message:
         nonlocal size
         message = await request.receive()
+        if not message.get("more_body", False):
+            request.scope[BODY_READ] = True
         size += len(message.get("body", b""))
         if size > max_bytes:
             raise BodyTooLarge(

@@ -11,7 +11,7 @@ from starlette.responses import Response, StreamingResponse
 
 from kiln.chat.memory import Memory
 from kiln.core.access import ANONYMOUS
-from kiln.core.errors import FactNotFound, InvalidField, ScopeRefused
+from kiln.core.errors import FactNotFound, InvalidField, MemoryStoreNotFound, ScopeRefused
 from kiln.core.text import shorten
 from kiln.dialects.validate import decode
 from kiln.http.body import read_json_body
@@ -111,7 +111,12 @@ def _memory_of(request: Request) -> tuple[Memory, str]:
 
 def _key_of(request: Request) -> tuple[Memory, MemoryKey]:
     memory, owner = _memory_of(request)
-    return memory, memory.key(owner, request.path_params["memory_id"], request.query_params.get("store"))
+    store = request.query_params.get("store")
+    try:
+        return memory, memory.key(owner, request.path_params["memory_id"], store)
+    except MemoryStoreNotFound as error:
+        # Here the field has another name than in a chat.
+        raise MemoryStoreNotFound(f"`store`: {error.message}", param="store") from None
 
 
 def _limit(request: Request) -> int:
