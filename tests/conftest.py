@@ -6,6 +6,11 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+# No test fails by the clock: a busy machine may take any time for an example.
+settings.register_profile("kiln", deadline=None)
+settings.load_profile("kiln")
 
 # Idle compute threads sleep, so that a busy machine does not slow them to a crawl. libgomp reads this when
 # it is loaded, and some test modules import llama.cpp themselves.
