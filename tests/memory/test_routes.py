@@ -237,8 +237,9 @@ def test_a_store_that_fails_is_a_503(tmp_path: Path) -> None:
     path = tmp_path / "kiln.db"
     with serving(create_app(settings_of(store__path=str(path)))) as running:
         path.write_text("this is no database\n" * 100)
-        refused = running.client.get(f"{URL}/home")
-        assert (refused.status_code, refused.json()["code"]) == (503, "store_failed")
+        for path_below in ("home", "home/export"):
+            refused = running.client.get(f"{URL}/{path_below}")
+            assert (refused.status_code, refused.json()["code"]) == (503, "store_failed")
         assert str(path) not in refused.text
         assert running.client.get("/health").status_code == 200
         # Who needs no key and no memory is served; an admin needs to be known as one.

@@ -187,6 +187,17 @@ def test_tool_choice(native: Native, choice: Any) -> None:
     refuse(native, "tool_choice", tools=[ADD], tool_choice=choice)
 
 
+@pytest.mark.parametrize("choice", ["required", {"name": "fly_away"}])
+def test_a_tool_choice_of_tools_that_cannot_be_had_says_why(native: Native, choice: Any) -> None:
+    refuse(native, "no server tool named 'fly_away'", server_tools=["fly_away"], tool_choice=choice)
+    refuse(native, "`tool_choice`", server_tools=["fly_away"], tool_choice=choice)
+
+
+def test_a_tool_choice_that_another_tool_can_meet_is_none_the_worse(native: Native) -> None:
+    ended = native.ask("Hello!", tools=[ADD], server_tools=["fly_away"], tool_choice="required")["result"]
+    assert ended["reason"] == "tool_calls"
+
+
 @pytest.mark.parametrize(
     ("shape", "field"),
     [

@@ -7,9 +7,11 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kiln.core.errors import InvalidField
 from kiln.core.messages import Message
 from kiln.core.native import ClientCall, NativeEvent, SkillUse, ToolUse
 from kiln.core.text import shorten
+from kiln.core.turn import ChatTurn
 from kiln.skills.offer import SkillOffer
 from kiln.tools.tool import Outcome
 from kiln.tools.toolbox import Toolbox
@@ -102,3 +104,24 @@ def _arguments(text: str) -> dict[str, Any]:
     """The arguments of a call, which the parser has found to be the JSON of an object."""
     arguments: dict[str, Any] = json.loads(text)
     return arguments
+
+
+def check_choice(turn: ChatTurn, refused: Sequence[Outcome]) -> None:
+    """Raise InvalidField where a call that `tool_choice` asks for cannot be made; it says what is in the way.
+
+    `refused` are tools of the server that the caller named and that cannot be had.
+    """
+    policy = turn.tool_policy
+    if policy is None or policy.mode not in ("required", "named"):
+        return
+    names = {tool["function"]["name"] for tool in turn.conversation.tools}
+    if policy.name in names or (policy.mode == "required" and names):
+        return
+    in_the_way = [outcome for outcome in refused if policy.mode == "required" or outcome.name == policy.name]
+    reasons = [outcome.text for outcome in in_the_way]
+    if reasons:
+        raise InvalidField(
+            f"`tool_choice` asks for a call that cannot be made: {' '.join(reasons[:3])}",
+            param="tool_choice",
+            hint="Ask for a tool that can be used, or leave tool_choice out.",
+        )

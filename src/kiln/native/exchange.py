@@ -16,7 +16,7 @@ from kiln.core.errors import KilnError, RequestTimedOut
 from kiln.core.native import NativeChat, NativeEvent, Status, Summary
 from kiln.core.tokens import FinishReason
 from kiln.core.turn import ChatTurn
-from kiln.native.calls import CallDesk, to_use
+from kiln.native.calls import CallDesk, check_choice, to_use
 from kiln.native.context import Surroundings, question_of, surround
 from kiln.native.rounds import Rounds, Skipping
 from kiln.tools.toolbox import Offer, Toolbox
@@ -164,7 +164,9 @@ class NativeExchange:
         with lease as service, service.joined(self.fail):
             offered = await self._means.toolbox.offer(self._chat.server_tools)
             rounds = self._rounds(service, offered)
-            summary = await rounds.run(self._turn(offered, await self._recall()))
+            turn = self._turn(offered, await self._recall())
+            check_choice(turn, offered.refused)
+            summary = await rounds.run(turn)
         return summary, rounds.exchange_id
 
     def _narrate_load(self, progress: LoadProgress) -> None:

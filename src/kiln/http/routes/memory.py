@@ -86,10 +86,14 @@ async def export_memory(request: Request) -> Response:
     """Every fact as a line of JSON, oldest first, invalid ones too."""
     memory, key = _key_of(request)
     exporting = await memory.with_tables(lambda tables: tables.export(key))
+    # A store that cannot be read is to be refused, and shows with its first rows.
+    first = await memory.in_worker(lambda: next(exporting, None))
 
     async def lines() -> AsyncIterator[bytes]:
-        while (batch := await memory.in_worker(lambda: next(exporting, None))) is not None:
+        batch = first
+        while batch is not None:
             yield b"".join(msgspec.json.encode(fact) + b"\n" for fact in batch)
+            batch = await memory.in_worker(lambda: next(exporting, None))
 
     name = f'attachment; filename="memory-{key.memory}.jsonl"'
     return StreamingResponse(
