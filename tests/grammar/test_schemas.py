@@ -69,6 +69,11 @@ REFUSED: list[tuple[Any, str, str]] = [
     (nested(MAX_NESTING), "", "deeper"),
     ({"enum": ["x" * 300_000]}, "", "262144"),
     ({"properties": {f"p{i}": {} for i in range(MAX_PROPERTIES + 1)}}, ".properties", "1000"),
+    ({"type": "integer", "multipleOf": 999983}, ".multipleOf", "999983"),
+    ({"type": "number", "multipleOf": 9.99983}, ".multipleOf", "999983"),
+    ({"type": "integer", "multipleOf": 2**62 - 1}, ".multipleOf", "10000 at most"),
+    ({"allOf": [{"multipleOf": 103}, {"multipleOf": 101}]}, ".allOf[0].multipleOf", "10403"),
+    ({"$ref": "#/kept/one", "kept": {"one": {"multipleOf": 99991}}}, ".kept.one.multipleOf", "99991"),
     ({"const": "\ud800"}, "", "escape"),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -253,3 +254,32 @@ def test_an_unknown_model_and_the_list_of_models(profile: Profile) -> None:
     listed = profile.server.client.get("/v1/openai/models").json()
     (model,) = listed["data"]
     assert profile.server.client.get(f"/v1/openai/models/{model['id']}").json() == model
+
+
+@pytest.mark.parametrize(
+    ("param", "fields", "words"),
+    [
+        ("reasoning_effort", {"reasoning_effort": "xhigh"}, {"none", "minimal", "low", "medium", "high"}),
+        ("reasoning.effort", {"reasoning": {"effort": "max"}}, {"none", "minimal", "low", "medium", "high"}),
+        ("tool_choice", {"tool_choice": "any"}, {"auto", "none", "required"}),
+        ("tool_choice.type", {"tool_choice": {"type": "custom"}}, {"function"}),
+        ("response_format.type", {"response_format": {"type": "x"}}, {"text", "json_object", "json_schema"}),
+    ],
+)
+def test_a_wrong_word_is_answered_with_the_right_ones(
+    profile: Profile, param: str, fields: dict[str, Any], words: set[str]
+) -> None:
+    response = profile.post("chat/completions", messages=[{"role": "user", "content": "hi"}], **fields)
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["param"] == param
+    said = re.fullmatch(r"`.*` must be one of (.*), not '\w+'", error["message"])
+    assert said is not None and set(said[1].split(", ")) == words
+
+
+def test_a_contradiction_names_the_field_that_was_sent(profile: Profile) -> None:
+    for fields, param in (
+        ({"reasoning": {"enabled": True, "effort": "none"}}, "reasoning.effort"),
+        ({"reasoning": {"enabled": True}, "reasoning_effort": "none"}, "reasoning_effort"),
+    ):
+        response = profile.post("chat/completions", messages=[{"role": "user", "content": "hi"}], **fields)
+        assert response.status_code == 400 and response.json()["error"]["param"] == param

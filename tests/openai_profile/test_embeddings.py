@@ -104,6 +104,8 @@ def test_refusals(embedding: Profile, param: str, fields: dict[str, Any]) -> Non
 def test_no_such_model(embedding: Profile, profile: Profile) -> None:
     response = embedding.post("embeddings", input="a", model="text-embedding-3-small")
     assert response.status_code == 404
+    served = {model["id"] for model in embedding.server.client.get("/v1/openai/models").json()["data"]}
+    assert any(name in response.json()["error"]["hint"] for name in served - {"tiny-reasoner"})
     response = profile.post("embeddings", input="a", model="any")
     assert response.status_code == 404
     assert "embedding.model_path" in response.json()["error"]["hint"]

@@ -13,6 +13,7 @@ from kiln.core.text import shorten
 from kiln.core.tokens import Tokenizer
 
 MAX_INPUTS = 2048
+TOO_LONG = "Shorten the input, or cut it into several."
 MAX_WAITING = 64
 
 
@@ -81,7 +82,11 @@ class EmbeddingService:
                 hint="Start it with embedding.model_path set to an embedding model's GGUF.",
             )
         if model is not None and model != self.embedder.id:
-            raise ModelNotFound(f"{shorten(model)} is no embedding model of this server", param="model")
+            raise ModelNotFound(
+                f"{shorten(model)} is no embedding model of this server",
+                param="model",
+                hint=f"The embedding model is {self.embedder.id}; leave `model` out to use it.",
+            )
         return self.embedder
 
     def _ids(self, value: str | tuple[int, ...], param: str, embedder: Embedder) -> tuple[int, ...]:
@@ -91,11 +96,13 @@ class EmbeddingService:
             too_long = len(value) // self._longest_piece > limit
             value = () if too_long else tuple(tokenizer.encode(value, add_special=True, parse_special=False))
             if too_long or len(value) > limit:
-                raise ContextExceeded(f"{param} has more than {limit} tokens", param=param)
+                raise ContextExceeded(f"{param} has more than {limit} tokens", param=param, hint=TOO_LONG)
         if not value:
             raise InvalidField(f"{param} is empty", param=param)
         if len(value) > limit:
-            raise ContextExceeded(f"{param} has {len(value)} tokens, at most {limit} are taken", param=param)
+            raise ContextExceeded(
+                f"{param} has {len(value)} tokens, at most {limit} are taken", param=param, hint=TOO_LONG
+            )
         wrong = next((token for token in value if token >= tokenizer.n_vocab), None)
         if wrong is not None:
             raise InvalidField(

@@ -183,7 +183,7 @@ def _encode(prompt: RenderedPrompt, model: ServedModel) -> tuple[int, ...]:
 def _fit(turn: ChatTurn, prompt_ids: tuple[int, ...], model: ServedModel) -> int:
     """The completion limit after clamping to the context window."""
     if not prompt_ids:
-        raise EmptyPrompt("the messages render to an empty prompt", param="messages")
+        raise EmptyPrompt("there is nothing in the prompt, not a single token", param="messages")
     room = model.context_length - len(prompt_ids)
     asked = turn.max_tokens if turn.max_tokens is not None else model.max_tokens_default
     if room < 1 and (asked > 0 or room < 0):

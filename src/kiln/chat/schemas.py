@@ -7,9 +7,11 @@ annotations, as the standard has it.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 from kiln.core.errors import GrammarFailed, InvalidField
@@ -25,6 +27,9 @@ MAX_NESTING = 100
 # Objects leave any property out that is not required, which costs more than linearly.
 MAX_PROPERTIES = 1000
 MAX_PATTERN = 2000
+# A grammar of multiples has a state for every remainder, of all steps at once where they must hold together,
+# and compiling goes through them all: 999983 takes a quarter of a minute and a gigabyte.
+MAX_STEP = 10_000
 _OVERLAP = "the branches may overlap; use anyOf, or give each a required property with a `const` of its own"
 # How long to look for the part of a schema that cannot be compiled.
 SEARCH_SECONDS = 1.0
@@ -51,6 +56,7 @@ def make_ready(schema: object, param: str, compiler: GrammarCompiler, *, strict:
     Raises InvalidField that names the keyword, its place under `param`, and what is wrong.
     """
     _check_size(schema, param)
+    _check_steps(schema, param)
     ready = _rewrite(schema, param, strict=strict, may_close=True)
     if ready is False:
         raise InvalidField(f"{param} is false, which nothing satisfies", param=param)
@@ -70,6 +76,34 @@ def _check_size(schema: object, param: str) -> None:
     size = len(json.dumps(schema))
     if size > MAX_BYTES:
         raise _refusal(f"it has {size} characters, {MAX_BYTES} at most are taken", param)
+
+
+def _check_steps(schema: object, param: str) -> None:
+    """Bound `multipleOf`, wherever it stands: a `$ref` may lead into any part of a schema."""
+    common = 1
+    waiting = [(schema, param)]
+    while waiting:
+        value, path = waiting.pop()
+        if isinstance(value, list):
+            waiting.extend((part, f"{path}[{at}]") for at, part in enumerate(value))
+        if not isinstance(value, dict):
+            continue
+        step = value.get("multipleOf")
+        if isinstance(step, int | float) and math.isfinite(step) and step > 0:
+            common = math.lcm(common, _digits(step))
+            if common > MAX_STEP:
+                raise _refusal(
+                    f"the steps of the schema come to {common} together, {MAX_STEP} at most are taken "
+                    "(decimal point and trailing zeros not counted)",
+                    f"{path}.multipleOf",
+                )
+        waiting.extend((part, f"{path}.{_short(key)}") for key, part in value.items())
+
+
+def _digits(number: int | float) -> int:
+    """The significant digits of a number above 0: 15 of 0.15 and of 1500."""
+    digits = Decimal(number if isinstance(number, int) else repr(number)).as_tuple().digits
+    return int("".join(map(str, digits)).rstrip("0"))
 
 
 def _children(value: object) -> list[Any]:

@@ -107,7 +107,7 @@ class TemplateFailed(RequestError):
 
 class EmptyPrompt(RequestError):
     code = "empty_prompt"
-    hint = "Send at least one message that renders to text."
+    hint = "Send at least one token, or a message that renders to text."
 
 
 class ContextExceeded(RequestError):

@@ -65,8 +65,9 @@ def _one_effort(first: wire.Effort | None, second: wire.Effort | None) -> wire.E
 
 def _enabled(request: wire.ChatRequest, reasoning: wire.Reasoning, effort: wire.Effort | None) -> bool | None:
     """Whether the request turns thinking on or off, by whatever field."""
+    named = "reasoning_effort" if request.reasoning_effort is not None else "reasoning.effort"
     wishes = {
-        "reasoning_effort": None if effort is None else effort != "none",
+        named: None if effort is None else effort != "none",
         "reasoning.enabled": reasoning.enabled,
         "reasoning.max_tokens": None if reasoning.max_tokens is None else True,
         "chat_template_kwargs.enable_thinking": (request.chat_template_kwargs or {}).get("enable_thinking"),
