@@ -252,7 +252,7 @@ class TestModelExtractor:
             assert {fact.text for fact in found} == {"The user lives in Oslo now", "Ana has a cat"}
             assert {fact.source for fact in found} == {"chatcmpl-1"}
             assert state.service.is_idle
-            history = await state.memory.with_tables(
+            history = await state.memory.look(
                 lambda tables: tables.facts(state.memory.key("ana", "home"), limit=9, invalid=True)
             )
             assert written.fact.id in {fact.id for fact in history if fact.invalidated_at is not None}
@@ -318,7 +318,7 @@ async def test_the_embedding_model_finds_by_meaning(tmp_path: Path) -> None:
         )
         assert [w.status for w in written] == ["added"] * 3
         # No word is shared: a run of signs is one word to the full-text index.
-        found = await state.memory.with_tables(lambda tables: tables.search(key, "日本", 1))
+        found = await state.memory.look(lambda tables: tables.search(key, "日本", 1))
         assert [fact.text for fact in found] == ["日本語"]
         assert len(await state.memory.recall("ana", "home", None, "")) == 3
         assert len(await state.memory.recall("ana", "home", None, long)) == 3

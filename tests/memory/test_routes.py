@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import apsw
 import httpx
 import pytest
 
@@ -250,3 +253,20 @@ def test_a_store_that_fails_is_a_503(tmp_path: Path) -> None:
             return bool(scopes == ["inference"])
 
         wait_until(is_no_admin, "nobody is taken for an admin")
+
+
+def test_writers_that_wait_for_another_process_keep_no_reader_waiting(tmp_path: Path) -> None:
+    path = tmp_path / "kiln.db"
+    with serving(create_app(settings(path))) as running, ThreadPoolExecutor(4) as pool:
+        write(running, "The user likes tea")
+        # The server's own SQLite: locks of another library in the same process would not hold against it.
+        with closing(apsw.Connection(str(path))) as other:
+            other.execute("BEGIN IMMEDIATE")
+            writes = [pool.submit(write, running, f"word {i}") for i in range(4)]
+            try:
+                # Each of the writers gives up after some seconds, one after the other.
+                assert [texts(running) for _ in range(3)] == [["The user likes tea"]] * 3
+                assert not any(future.done() for future in writes)
+            finally:
+                other.execute("ROLLBACK")
+        assert {future.result().status_code for future in writes} == {201}

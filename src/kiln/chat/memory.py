@@ -29,7 +29,7 @@ DEFAULT_STORE = "default"
 MAX_WAITING = 64
 # Facts that the extraction is told, so that it can say what has changed.
 KNOWN_FACTS = 16
-_THREADS = 2
+_READERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,9 @@ class Memory:
         self._tables = tables
         self._stores = {DEFAULT_STORE: MemoryStoreSettings(), **stores}
         self._extractor = extractor
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kiln-memory")
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="kiln-memory")
+        # SQLite has one writer at a time. One that waits for another process must not keep readers waiting.
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="kiln-memory-write")
         self._waiting: asyncio.Queue[Transcript] = asyncio.Queue(MAX_WAITING)
         self._learner: asyncio.Task[None] | None = None
         self._noting: set[asyncio.Task[None]] = set()
@@ -133,17 +135,26 @@ class Memory:
 
     async def write(self, key: MemoryKey, facts: Sequence[NewFact]) -> list[Written]:
         """Write facts. They are on the disk when this returns. Raises StoreFailed or MemoryOff."""
-        return await self.with_tables(lambda tables: tables.write(key, self._stores[key.store], facts))
+        return await self.change(lambda tables: tables.write(key, self._stores[key.store], facts))
 
-    async def with_tables(self, function: Callable[[MemoryTables], T]) -> T:
-        """Run `function` on a worker thread. Raises MemoryOff."""
-        tables = self._tables
-        if tables is None:
-            raise MemoryOff("memory is switched off on this server")
+    async def look(self, function: Callable[[MemoryTables], T]) -> T:
+        """Run `function`, which reads, on a worker thread. Raises MemoryOff."""
+        tables = self._on()
         return await self.in_worker(lambda: function(tables))
 
+    async def change(self, function: Callable[[MemoryTables], T]) -> T:
+        """Run `function`, which writes, on the worker thread for that. Raises MemoryOff."""
+        tables = self._on()
+        return await asyncio.get_running_loop().run_in_executor(self._writer, lambda: function(tables))
+
+    def _on(self) -> MemoryTables:
+        if self._tables is None:
+            raise MemoryOff("memory is switched off on this server")
+        return self._tables
+
     async def in_worker(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+        """Run what reads on a worker thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, function)
 
     async def idle(self) -> None:
         """Wait until nothing is left to be learned from."""
@@ -166,7 +177,8 @@ class Memory:
         """Finish what is being written, and close the file."""
         await self.end_learning()
         await asyncio.gather(*self._noting)
-        await asyncio.to_thread(self._threads.shutdown, wait=True)
+        for threads in (self._readers, self._writer):
+            await asyncio.to_thread(threads.shutdown, wait=True)
         if self._tables is not None:
             self._tables.database.close()
 
@@ -204,7 +216,7 @@ class Memory:
 
     async def _note(self, key: MemoryKey, ids: Sequence[str]) -> None:
         try:
-            await self.with_tables(lambda tables: tables.note_used(key, ids))
+            await self.change(lambda tables: tables.note_used(key, ids))
         except StoreFailed as error:
             log.warning("the use of %d facts was not noted: %s", len(ids), error.message)
 

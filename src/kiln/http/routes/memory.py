@@ -34,7 +34,7 @@ class WriteFact(msgspec.Struct):
 async def list_memories(request: Request) -> Response:
     """The caller's memories, each with its store and the number of its valid facts."""
     memory, owner = _memory_of(request)
-    found = await memory.with_tables(lambda tables: tables.memories(owner))
+    found = await memory.look(lambda tables: tables.memories(owner))
     return _json({"memories": [asdict(summary) for summary in found]})
 
 
@@ -45,10 +45,10 @@ async def list_facts(request: Request) -> Response:
     if query is not None:
         if len(query) > MAX_QUERY_CHARS:
             raise InvalidField(f"q may have {MAX_QUERY_CHARS} characters", param="q")
-        found = await memory.with_tables(lambda tables: tables.search(key, query, limit))
+        found = await memory.look(lambda tables: tables.search(key, query, limit))
         return _json({"facts": found, "next": None})
     before, invalid = request.query_params.get("before"), _flag(request, "invalid")
-    page = await memory.with_tables(
+    page = await memory.look(
         lambda tables: tables.facts(key, limit=limit + 1, before=before, invalid=invalid)
     )
     more = page[limit - 1].id if len(page) > limit else None
@@ -71,7 +71,7 @@ async def delete_fact(request: Request) -> Response:
     """Delete one fact for good."""
     memory, key = _key_of(request)
     fact_id: str = request.path_params["fact_id"]
-    if not await memory.with_tables(lambda tables: tables.delete(key, fact_id)):
+    if not await memory.change(lambda tables: tables.delete(key, fact_id)):
         raise FactNotFound(f"there is no fact {shorten(fact_id)} in this memory", param="fact_id")
     return _json({"deleted": 1})
 
@@ -79,13 +79,13 @@ async def delete_fact(request: Request) -> Response:
 async def clear_memory(request: Request) -> Response:
     """Delete all facts of a memory for good, invalid ones too."""
     memory, key = _key_of(request)
-    return _json({"deleted": await memory.with_tables(lambda tables: tables.clear(key))})
+    return _json({"deleted": await memory.change(lambda tables: tables.clear(key))})
 
 
 async def export_memory(request: Request) -> Response:
     """Every fact as a line of JSON, oldest first, invalid ones too."""
     memory, key = _key_of(request)
-    exporting = await memory.with_tables(lambda tables: tables.export(key))
+    exporting = await memory.look(lambda tables: tables.export(key))
     # A store that cannot be read is to be refused, and shows with its first rows.
     first = await memory.in_worker(lambda: next(exporting, None))
 
