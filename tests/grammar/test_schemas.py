@@ -33,6 +33,10 @@ def nested(levels: int) -> dict[str, Any]:
     return schema
 
 
+def patterns(count: int) -> list[dict[str, Any]]:
+    return [{"type": "string", "pattern": f".{{{i}}}[a-c].*"} for i in range(count)]
+
+
 REFUSED: list[tuple[Any, str, str]] = [
     (5, "", "must be a schema"),
     (None, "", "must be a schema"),
@@ -69,6 +73,17 @@ REFUSED: list[tuple[Any, str, str]] = [
     (nested(MAX_NESTING), "", "deeper"),
     ({"enum": ["x" * 300_000]}, "", "262144"),
     ({"properties": {f"p{i}": {} for i in range(MAX_PROPERTIES + 1)}}, ".properties", "1000"),
+    # Compiling these would take minutes, or for ever.
+    ({"allOf": patterns(40)}, "", "as many as 40 patterns"),
+    ({"allOf": [{"properties": {"a": part}} for part in patterns(40)]}, "", "as many as 40 patterns"),
+    (
+        {
+            "$defs": {f"d{i}": {**part, "$ref": f"#/$defs/d{i + 1}"} for i, part in enumerate(patterns(40))},
+            "items": {"$ref": "#/$defs/d0"},
+        },
+        "",
+        "as many as 40 patterns",
+    ),
     ({"type": "integer", "multipleOf": 999983}, ".multipleOf", "999983"),
     ({"type": "number", "multipleOf": 9.99983}, ".multipleOf", "999983"),
     ({"type": "integer", "multipleOf": 2**62 - 1}, ".multipleOf", "10000 at most"),
@@ -179,3 +194,10 @@ def test_the_schema_of_the_caller_is_left_alone(compiler: GrammarCompiler) -> No
     before = str(schema)
     make_ready(schema, P, compiler, strict=True)
     assert str(schema) == before
+
+
+def test_patterns_apart_are_not_counted_together(compiler: GrammarCompiler) -> None:
+    apart = {"properties": {f"p{i}": {"type": "string", "pattern": f"^x{i}+$"} for i in range(60)}}
+    one_of_many = {"anyOf": [{"type": "string", "pattern": f"^x{i}+$"} for i in range(60)]}
+    for schema in (apart, {"allOf": [apart], "title": "wrapped"}, one_of_many):
+        assert make_ready(schema, P, compiler) == schema

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+from kiln.chat.conjunctions import patterns_together
 from kiln.core.errors import GrammarFailed, InvalidField
 from kiln.core.text import shorten
 from kiln.engine.grammar import GrammarCompiler
@@ -30,6 +31,7 @@ MAX_PATTERN = 2000
 # A grammar of multiples has a state for every remainder, of all steps at once where they must hold together,
 # and compiling goes through them all: 999983 takes a quarter of a minute and a gigabyte.
 MAX_STEP = 10_000
+MAX_TOGETHER = 12
 _OVERLAP = "the branches may overlap; use anyOf, or give each a required property with a `const` of its own"
 # How long to look for the part of a schema that cannot be compiled.
 SEARCH_SECONDS = 1.0
@@ -57,6 +59,7 @@ def make_ready(schema: object, param: str, compiler: GrammarCompiler, *, strict:
     """
     _check_size(schema, param)
     _check_steps(schema, param)
+    _check_patterns(schema, param)
     ready = _rewrite(schema, param, strict=strict, may_close=True)
     if ready is False:
         raise InvalidField(f"{param} is false, which nothing satisfies", param=param)
@@ -98,6 +101,19 @@ def _check_steps(schema: object, param: str) -> None:
                     f"{path}.multipleOf",
                 )
         waiting.extend((part, f"{path}.{_short(key)}") for key, part in value.items())
+
+
+def _check_patterns(schema: object, param: str) -> None:
+    try:
+        together = patterns_together(schema)
+    except RecursionError:
+        raise _refusal("its references lead too deep", param) from None
+    if together > MAX_TOGETHER:
+        raise _refusal(
+            f"as many as {together} patterns and formats may hold together at one place, "
+            f"{MAX_TOGETHER} at most are taken",
+            param,
+        )
 
 
 def _digits(number: int | float) -> int:
