@@ -56,7 +56,8 @@ class _Count:
         for step in unquote(reference).split("/")[1:]:
             step = step.replace("~1", "/").replace("~0", "~")
             if isinstance(place, list):
-                place = place[int(step)] if step.isdecimal() and len(step) < 8 and int(step) < len(place) else None
+                found = step.isdecimal() and len(step) < 8 and int(step) < len(place)
+                place = place[int(step)] if found else None
             else:
                 place = place.get(step) if isinstance(place, dict) else None
         return place
