@@ -34,6 +34,7 @@
     │   ├── SkillInvalid             409 skill_invalid
     │   ├── AgentInvalid             409 agent_invalid
     │   ├── RequestIdInUse           409 request_id_in_use
+    │   ├── BodyTooSlow              408 body_too_slow
     │   ├── BodyTooLarge             413 body_too_large
     │   ├── AdapterQuotaExceeded     413 adapter_quota_exceeded
     │   ├── UnsupportedMediaType     415 unsupported_media_type
@@ -271,6 +272,12 @@ class AgentInvalid(RequestError):
     status = 409
     code = "agent_invalid"
     hint = "Correct the agent's file on the server; it is read again at once."
+
+
+class BodyTooSlow(RequestError):
+    status = 408
+    code = "body_too_slow"
+    hint = "Send the body at once, or raise server.body_timeout_s."
 
 
 class BodyTooLarge(RequestError):

@@ -51,6 +51,9 @@ class ServerSettings:
         (), "Origins whose pages may call the server from a browser, as https://chat.example; `*` is all."
     )
     max_body_bytes: int = setting(8_388_608, "Largest request body in bytes.", low=1)
+    body_timeout_s: float = setting(
+        60.0, "Seconds that a client may take to send a JSON body.", above=0
+    )
     shutdown_grace_s: float = setting(
         10.0, "Seconds that running requests get to finish at shutdown before they are cut.", low=0
     )

@@ -59,7 +59,7 @@ def _keys() -> Json:
                 "requestBody": {"required": True, "content": {"application/json": body}},
                 "responses": {
                     "201": _json("CreatedKey", "In force at once; its secret is shown this once."),
-                    **_errors(400, 413, 415, 503),
+                    **_errors(400, 408, 413, 415, 503),
                 },
             },
         },
@@ -90,7 +90,7 @@ def _session() -> Json:
                 },
                 "responses": {
                     "201": _caller("Begun; the cookie is set."),
-                    **_errors(400, 401, 403, 413, 415),
+                    **_errors(400, 401, 403, 408, 413, 415),
                 },
             },
             "get": {

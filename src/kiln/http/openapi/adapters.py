@@ -36,7 +36,7 @@ def paths() -> Json:
                 "Make an adapter the server's default",
                 "Requests that name no adapter get it from now on.",
                 {"200": _json("The new default.", "AdapterDefault")},
-                (400, 404, 413, 415, 500),
+                (400, 404, 408, 413, 415, 500),
                 body=("AdapterName", {"name": "math"}),
             )
         },
@@ -57,7 +57,7 @@ def paths() -> Json:
                 "Computed on the deltas. `concat` is their exact weighted sum; `weighted_average` and `ties`"
                 " are brought to a rank, and `relative_error` says what that cost.",
                 {"201": _json("The new adapter.", "AdapterMerged")},
-                (400, 404, 409, 413, 415, 500),
+                (400, 404, 408, 409, 413, 415, 500),
                 body=(
                     "AdapterMerge",
                     {
@@ -105,7 +105,7 @@ def _upload() -> Json:
         "Save an adapter",
         "One of the same name is replaced in one step; running requests keep the old one.",
         {"201": _json("The adapter.", "AdapterSaved")},
-        (400, 409, 413, 415, 500),
+        (400, 408, 409, 413, 415, 500),
     )
     schema = {"type": "object", "properties": fields, "required": list(fields)}
     operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": schema}}}

@@ -113,7 +113,7 @@ def _version() -> str:
 
 # Paths.
 
-_GENERATES = (400, 404, 413, 415, 429, 500, 503, 504)
+_GENERATES = (400, 404, 408, 413, 415, 429, 500, 503, 504)
 
 
 def _paths() -> Json:

@@ -60,7 +60,7 @@ def _write(parameters: list[Json]) -> Json:
             "201": _json("WrittenFact", "Written; it is on the disk."),
             "200": _json("WrittenFact", "It was known in these words."),
         },
-        *(400, 403, 404, 413, 415),
+        *(400, 403, 404, 408, 413, 415),
     )
     body = {"schema": ref("WriteFact"), "example": {"text": "The user's name is Ana."}}
     return {**operation, "requestBody": {"required": True, "content": {"application/json": body}}}

@@ -58,7 +58,7 @@ def _chat() -> Json:
                     "text/event-stream": {"schema": {"type": "string"}},
                 },
             },
-            **_problems((400, 404, 409, 413, 415, 429, 500, 503, 504)),
+            **_problems((400, 404, 408, 409, 413, 415, 429, 500, 503, 504)),
         },
     }
 
@@ -85,7 +85,7 @@ def _skip() -> Json:
                 "description": "The exchange is running.",
                 "content": {"application/json": {"schema": ref("Accepted")}},
             },
-            **_problems((400, 404, 409, 413, 415, 500)),
+            **_problems((400, 404, 408, 409, 413, 415, 500)),
         },
     }
 

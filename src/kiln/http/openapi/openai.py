@@ -26,7 +26,7 @@ _STRUCTS = (
     openai_text.EmbeddingRequest,
     openai_text.EmbeddingResponse,
 )
-_GENERATES = (400, 404, 413, 415, 429, 500, 503, 504)
+_GENERATES = (400, 404, 408, 413, 415, 429, 500, 503, 504)
 
 
 def openai_schemas() -> Json:

@@ -148,8 +148,7 @@ def _registry(request: Request) -> AdapterRegistry:
 
 
 async def _body(request: Request, kind: type[T]) -> T:
-    state: ServerState = request.app.state.kiln
-    body = await read_json_body(request, state.settings.server.max_body_bytes)
+    body = await read_json_body(request)
     return await asyncio.to_thread(decode, body, kind)
 
 

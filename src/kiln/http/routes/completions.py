@@ -30,7 +30,7 @@ from kiln.wire.completions import BatchCompletionRequest, TextCompletionRequest
 async def batch_completions(request: Request) -> Response:
     state: ServerState = request.app.state.kiln
     entered = time.monotonic()
-    body = await read_json_body(request, state.settings.server.max_body_bytes)
+    body = await read_json_body(request)
 
     def prepare(wire: BatchCompletionRequest, service: ChatService) -> list[Prepared]:
         return [_prepare_prompt(service, turn, index) for index, turn in enumerate(to_turns(wire))]
@@ -71,7 +71,7 @@ async def _collect_all(exchanges: list[Exchange]) -> list[list[ChoiceEnd | None]
 async def score_prompt(request: Request) -> Response:
     state: ServerState = request.app.state.kiln
     entered = time.monotonic()
-    body = await read_json_body(request, state.settings.server.max_body_bytes)
+    body = await read_json_body(request)
 
     def prepare(wire: TextCompletionRequest, service: ChatService) -> tuple[GenerationRequest, str]:
         model = service.model

@@ -22,7 +22,7 @@ from kiln.wire.kiln import ChatCompletionRequest
 async def chat_completions(request: Request) -> Response:
     state: ServerState = request.app.state.kiln
     entered = time.monotonic()
-    body = await read_json_body(request, state.settings.server.max_body_bytes)
+    body = await read_json_body(request)
 
     def prepare(wire: ChatCompletionRequest, service: ChatService) -> tuple[Prepared, ReplyOptions]:
         options = state.reply_options(wire, service)

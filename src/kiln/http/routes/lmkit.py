@@ -38,7 +38,7 @@ async def native_chat(request: Request) -> Response:
     """POST /lmkit/v1/chat"""
     state: ServerState = request.app.state.kiln
     entered = time.monotonic()
-    body = await read_json_body(request, state.settings.server.max_body_bytes)
+    body = await read_json_body(request)
     chat, surroundings = await unless_disconnected(request.receive, _read(state, body))
     owner, name = caller_of(request).owner, chat.turn.request_id
 
@@ -136,7 +136,7 @@ async def skip_thinking(request: Request) -> Response:
     Finds exchanges of the native chat by the `request_id` of their caller, and any by its `chatcmpl-` id.
     """
     state: ServerState = request.app.state.kiln
-    body = decode(await read_json_body(request, state.settings.server.max_body_bytes), SkipThinking)
+    body = decode(await read_json_body(request), SkipThinking)
     owner = caller_of(request).owner
     named = state.live.find(owner, body.request_id)
     if named is not None:

@@ -27,7 +27,7 @@ from kiln.wire.openai_chat import ChatRequest
 async def chat_completions(request: Request) -> Response:
     state: ServerState = request.app.state.kiln
     entered = time.monotonic()
-    body = await read_json_body(request, state.settings.server.max_body_bytes)
+    body = await read_json_body(request)
 
     def prepare(wire: ChatRequest, service: ChatService) -> tuple[Prepared, ChatReply]:
         return service.prepare(to_turn(wire, state.efforts())), to_reply(wire)

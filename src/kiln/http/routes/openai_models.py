@@ -20,7 +20,7 @@ from kiln.wire import openai_text as wire
 async def embeddings(request: Request) -> Response:
     state: ServerState = request.app.state.kiln
     service = state.embeddings
-    body = await read_json_body(request, state.settings.server.max_body_bytes)
+    body = await read_json_body(request)
 
     def read() -> tuple[wire.EmbeddingRequest, list[tuple[int, ...]]]:
         wanted = decode_embedding(body)

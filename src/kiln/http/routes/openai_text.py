@@ -48,7 +48,7 @@ class _Plan:
 async def completions(request: Request) -> Response:
     state: ServerState = request.app.state.kiln
     entered = time.monotonic()
-    body = await read_json_body(request, state.settings.server.max_body_bytes)
+    body = await read_json_body(request)
     async with admitted(state, request, lambda: decode_text(body), _plan) as (service, plan):
         scored = sum(scoring is not None for scoring in plan.scorings)
         service.engine.ensure_room(scored + sum(len(p.requests) for p in plan.prepared))
@@ -198,7 +198,7 @@ def _numbered(event: ExchangeEvent, first: int) -> ExchangeEvent:
 
 async def tokenize(request: Request) -> Response:
     state: ServerState = request.app.state.kiln
-    body = await read_json_body(request, state.settings.server.max_body_bytes)
+    body = await read_json_body(request)
 
     def make(wanted: wire.TokenizeRequest, service: ChatService) -> bytes:
         model = service.model
@@ -220,7 +220,7 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     state: ServerState = request.app.state.kiln
-    body = await read_json_body(request, state.settings.server.max_body_bytes)
+    body = await read_json_body(request)
 
     def make(wanted: wire.DetokenizeRequest, service: ChatService) -> bytes:
         try:
