@@ -464,6 +464,19 @@ def test_prefill_is_chunked_and_decode_has_calls_of_its_own() -> None:
     assert second.generated == 1 and first.generated == 3
 
 
+def test_a_short_prompt_does_not_wait_for_the_whole_of_a_long_one() -> None:
+    world = World(limits(step_tokens=8, stall_tokens=8))
+    long = world.add([1, 2] * 20, 1)
+    world.step()
+    assert long.computed == 8
+    short = world.add([5] * 4, 1)
+    world.step()
+    assert short.generated == 1 and long.computed == 12
+    # Alone again, it has the whole step.
+    world.step()
+    assert long.computed == 20
+
+
 def test_max_rows_bounds_the_prefill_too() -> None:
     world = World(limits(step_tokens=100, max_rows=3))
     world.add([1] * 7, 1)

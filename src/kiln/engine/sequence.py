@@ -84,6 +84,11 @@ class Sequence:
         return len(self.tokens) - self.prompt_length
 
     @property
+    def uncomputed(self) -> int:
+        """Known tokens that are not in the KV cache yet."""
+        return len(self.tokens) - self.computed
+
+    @property
     def is_decoding(self) -> bool:
         return self.generated > 0 and len(self.tokens) - self.computed == 1
 

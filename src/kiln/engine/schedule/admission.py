@@ -35,13 +35,26 @@ class Draft:
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
     wanted: int = 0
 
-    def add_chunk(self, sequence: Sequence, remaining: int) -> int:
-        """Compute as much of a prompt as the budget and the cells allow. Returns the size."""
-        size = min(remaining, self.budget, self.free)
+    def add_chunk(self, sequence: Sequence, most: int) -> None:
+        """Compute more of a prompt: `most` tokens in this step, or what the budget and the cells allow."""
+        place = next((i for i, (s, _) in enumerate(self.chunks) if s is sequence), None)
+        before = 0 if place is None else self.chunks[place][1]
+        more = min(most - before, self.budget, self.free)
+        if more > 0:
+            self.budget -= more
+            self.free -= more
+            if place is None:
+                self.chunks.append((sequence, more))
+            else:
+                self.chunks[place] = (sequence, before + more)
+
+
+    def add_admitted(self, sequence: Sequence, remaining: int) -> None:
+        """Begin the prompt of a sequence just admitted, whose cells have all been set aside."""
+        size = min(remaining, self.budget)
         if size > 0:
             self.chunks.append((sequence, size))
             self.budget -= size
-        return size
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +108,9 @@ class Admitter:
             if slot is None:
                 return
             step.admitted.append(Admission(sequence, slot, source, shared, saved))
-            if sequence.adapters == draft.group:
-                draft.add_chunk(sequence, len(sequence.tokens) - shared)
             draft.free -= need
+            if sequence.adapters == draft.group:
+                draft.add_admitted(sequence, len(sequence.tokens) - shared)
             places -= 1
 
     def _match_saved(self, sequence: Sequence) -> tuple[SavedPrefix | None, int]:

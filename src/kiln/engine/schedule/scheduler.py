@@ -112,10 +112,16 @@ class Scheduler:
         stalls = any(s.is_decoding for s in self.running)
         budget = self._limits.stall_tokens if stalls else self._limits.step_tokens
         draft = Draft(Step(turn=group), group, free, min(budget, self._limits.max_rows))
-        for sequence in own:
-            if not sequence.is_decoding:
-                draft.free -= draft.add_chunk(sequence, len(sequence.tokens) - sequence.computed)
+        prefilling = [s for s in own if not s.is_decoding]
+        for sequence in prefilling[:1]:
+            # Half of the step is for those behind it: a short prompt need not wait for all of a long one.
+            draft.add_chunk(sequence, min(sequence.uncomputed, -(-draft.budget // 2)))
+        for sequence in prefilling[1:]:
+            draft.add_chunk(sequence, sequence.uncomputed)
         self._admitter.admit(draft, self.running, self._free_slots)
+        for sequence in prefilling[:1]:
+            # Nobody needed it.
+            draft.add_chunk(sequence, sequence.uncomputed)
         draft.step.decode = decode_calls(drafted, self._limits.max_rows)
         draft.step.prefill = prefill_calls(draft.chunks, {id(a.sequence): a for a in draft.step.admitted})
         return draft
