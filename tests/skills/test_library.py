@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -149,8 +151,21 @@ def test_readers_see_whole_skills_while_files_change(library: SkillLibrary, tmp_
     assert last == "z" * 2000
 
 
+def refusing(opens: Callable[..., int], closed: Path) -> Callable[..., int]:
+    """`os.open` for somebody who may not read one file."""
+
+    def open_or_refuse(path: str | os.PathLike[str], *arguments: int, **more: int) -> int:
+        if Path(path).name == closed.name and Path(path).parent.name == closed.parent.name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opens(path, *arguments, **more)
+
+    return open_or_refuse
+
+
 @pytest.mark.parametrize("kind", ["folder", "pipe", "outside", "loop", "closed"])
-def test_a_skill_file_that_is_none_is_a_fault(library: SkillLibrary, tmp_path: Path, kind: str) -> None:
+def test_a_skill_file_that_is_none_is_a_fault(
+    library: SkillLibrary, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "good" / "SKILL.md"
     (tmp_path / "elsewhere.md").write_text(skill_text("good"))
     path.unlink()
@@ -163,9 +178,10 @@ def test_a_skill_file_that_is_none_is_a_fault(library: SkillLibrary, tmp_path: P
     elif kind == "loop":
         path.symlink_to("SKILL.md")
     else:
-        if os.geteuid() == 0:
-            pytest.skip("the superuser may read everything")
         path.touch(mode=0)
+        if os.geteuid() == 0:
+            # The superuser may read everything: refuse in the system's place.
+            monkeypatch.setattr(os, "open", refusing(os.open, path))
     with pytest.raises(SkillInvalid) as caught:
         library.get("good")
     assert str(tmp_path) not in caught.value.message
