@@ -47,7 +47,7 @@ class EngineLimits:
     parallel: int
     step_tokens: int = 512
     stall_tokens: int = 128
-    retain_tokens: int = 4096
+    retain_tokens: int = 0
     turn_steps: int = 4
     draft_tokens: int = 0
     checks_books: bool = False

@@ -7,6 +7,7 @@ produced leaves in one report.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import time
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 
 # Decode calls of more rows take no drafts: beyond that a row costs as much as a call that it might save.
 DRAFT_ROWS = 16
+# Idle for so long, the worker moves retained prefixes to the host's memory.
+TIDY_AFTER_S = 0.1
 
 Publish = Callable[[StepReport], None]
 # Commands, and what the compiling threads say, in one line: either wakes an idle worker.
@@ -114,7 +117,7 @@ class EngineWorker:
             while self._scheduler.is_idle or self._put_off or not commands.empty():
                 if self._checks_books and self._scheduler.is_idle:
                     self._check_books()
-                command = self._put_off.popleft() if self._put_off else commands.get()
+                command = self._put_off.popleft() if self._put_off else self._wait(commands)
                 if command is None:
                     self._end_all(FinishReason.CANCELLED)
                     self._flush()
@@ -130,6 +133,18 @@ class EngineWorker:
                 # What the native side holds after a failed call is unknown.
                 self._forget_all()
             self._flush()
+
+    def _wait(self, commands: Inbox) -> Command | GrammarReady | None:
+        """The next command. While none comes the cache is tidied, not before a second turn had its chance
+        to go on where its first one ended."""
+        if self._scheduler.is_idle and commands.empty():
+            with contextlib.suppress(queue.Empty):
+                return commands.get(timeout=TIDY_AFTER_S)
+            while commands.empty() and (slots := self._scheduler.tidy()):
+                self._drop(slots)
+            if self._scheduler.ledger.dead and self._scheduler.collect_now():
+                self._runner.collect()
+        return commands.get()
 
     def _handle(self, command: Command | GrammarReady) -> None:
         if isinstance(command, Submit):

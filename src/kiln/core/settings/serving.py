@@ -142,8 +142,8 @@ class EngineSettings:
         128, "The same while other requests decode: what a long prompt may delay them.", low=1, high=2048
     )
     retain_tokens: int = setting(
-        4096,
-        "Tokens kept as prefixes of requests that have ended; every one makes decoding a little slower.",
+        0,
+        "Tokens of ended requests that the KV cache keeps while others run; each makes decoding slower.",
         low=0,
     )
     adapter_turn_steps: int = setting(
@@ -161,7 +161,7 @@ class EngineSettings:
     )
     speculation_tokens: int = setting(8, "Tokens drafted at once for one request at most.", low=1, high=32)
     host_cache_mib: int = setting(
-        0,
+        1024,
         "MiB of memory that keep prefixes beyond retain_tokens, to be copied back when they are needed.",
         low=0,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,6 +113,12 @@ class Admitter:
             if sequence.adapters == draft.group:
                 draft.add_admitted(sequence, len(sequence.tokens) - shared)
             places -= 1
+
+    def sources(self, places: int) -> set[int]:
+        """Slots that the next sequences in the line, as many as there are places, begin with."""
+        step = Step()
+        matches = (self._match(sequence, step) for sequence in islice(self.line, max(0, places)))
+        return {slot for slot, _, _ in matches if slot is not None}
 
     def _match_saved(self, sequence: Sequence) -> tuple[SavedPrefix | None, int]:
         if self.host is None or not self.can_share or sequence.wants_scores:

@@ -17,7 +17,9 @@ from kiln.engine.schedule.kv import common_prefix
 from kiln.engine.schedule.prefix import Entry
 
 # Shorter prefixes are not worth a copy, and every prefix is found by its first so many tokens.
-WORTH_SAVING = 64
+WORTH_SAVING = 16
+# Copying back so many tokens costs about as much as computing one.
+COPIES_A_TOKEN = 64
 # Prefixes kept at most, whatever their size: all with the same beginning are compared one by one.
 MOST_SAVED = 512
 
@@ -32,9 +34,13 @@ class SavedPrefix:
     data: NDArray[np.uint8]
 
     def usable(self, ids: NDArray[np.int32], *, exact: bool) -> int:
-        """How many tokens a prompt can take from it. At least one is always left to compute."""
+        """How many tokens a prompt can take from it. At least one is always left to compute.
+
+        Zero where copying it, which is all or nothing, would cost more than it saves.
+        """
         shared = min(common_prefix(ids, self.ids), len(ids) - 1)
-        return min(shared, self.exact) if exact else shared
+        shared = min(shared, self.exact) if exact else shared
+        return shared if shared * COPIES_A_TOKEN >= len(self.ids) else 0
 
 
 class HostPrefixes:
@@ -80,7 +86,7 @@ class HostPrefixes:
         best, length = None, 0
         for saved in self._alike(ids, scope):
             usable = saved.usable(ids, exact=exact)
-            if usable > length:
+            if usable > length or (usable == length and best is not None and len(saved.ids) < len(best.ids)):
                 best, length = saved, usable
         return (best, length) if length >= WORTH_SAVING else (None, 0)
 

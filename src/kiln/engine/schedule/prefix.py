@@ -25,7 +25,7 @@ class Entry:
     """The tokens of one slot. `ids` may run ahead of `computed` while the slot is prefilling.
 
     The first `exact` computed tokens were computed exactly. `busy` while a request runs in the slot,
-    `exactly` if that request computes exactly.
+    `exactly` if that request computes exactly. `offered` once the host's memory has seen it.
     """
 
     slot: int
@@ -35,6 +35,7 @@ class Entry:
     exact: int = 0
     busy: bool = True
     exactly: bool = False
+    offered: bool = False
     used: int = 0
 
 

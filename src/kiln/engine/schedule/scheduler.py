@@ -31,7 +31,7 @@ from kiln.engine.schedule.waiting import WaitingLine
 from kiln.engine.sequence import Sequence
 
 # Fewer dead cells than this are not worth a collection.
-COLLECT_CELLS = 1024
+COLLECT_CELLS = 64
 # Nothing is drafted when less than one in so many cells is free.
 DRAFT_RESERVE = 8
 
@@ -52,6 +52,8 @@ class Scheduler:
         self._admitter = Admitter(limits, self._can_share, self.ledger, self.prefixes, self._line, host)
         self._turns = Turns(limits.turn_steps)
         self.switches = 0
+        # Whether the last step gave prefixes up, which may have taken a while: the next one computes.
+        self._has_copied = False
         # In order of admission: the head is the oldest.
         self.running: list[Sequence] = []
 
@@ -73,6 +75,9 @@ class Scheduler:
         if self._may_collect():
             # A step of its own: an admission in it would still see prefixes as exact.
             return Step(collects=True)
+        excess = [] if self._has_copied else self._excess()
+        if excess:
+            return Step(evicted=excess)
         wanted = 0
         for group in self._turns.order(self._groups()):
             draft = self._draft(group)
@@ -87,6 +92,9 @@ class Scheduler:
                 if room is not None:
                     return room
             if draft.step.computes:
+                if draft.step.admitted and self._is_excessive(self.prefixes.retained()):
+                    # Once they share what they begin with the rest can go, and their cells lie low.
+                    draft.step.decode, draft.step.prefill = [], []
                 return draft.step
         return self._make_room(self.running[:1], cells=0 if self.running else wanted)
 
@@ -144,8 +152,33 @@ class Scheduler:
         """Whether dead cells are worth freeing now, at no cost: none belongs to the past of an exact one."""
         if any(sequence.exact for sequence in self.running):
             return False
-        held = self.ledger.cells - self.ledger.free - self.ledger.dead
-        return self.ledger.dead > max(COLLECT_CELLS, held // 4)
+        return self.ledger.dead >= COLLECT_CELLS
+
+    def _excess(self) -> list[int]:
+        """Slots of retained prefixes to give up while requests run, the least recently used first.
+
+        Prefixes that sequences about to be admitted begin with are not among them.
+        """
+        retained = self.prefixes.retained()
+        if not retained or self.is_idle or not self._is_excessive(retained):
+            return []
+        wanted = self._admitter.sources(self._limits.running - len(self.running))
+        slots: list[int] = []
+        left = sum(entry.computed for entry in retained)
+        for entry in retained:
+            if left <= self._limits.retain_tokens:
+                break
+            if entry.slot in wanted:
+                continue
+            left -= entry.computed
+            slots.append(entry.slot)
+            if self._host is not None and not entry.offered:
+                # Copying takes a while: one a step.
+                break
+        return slots
+
+    def _is_excessive(self, retained: list[Entry]) -> bool:
+        return sum(entry.computed for entry in retained) > self._limits.retain_tokens
 
     def _make_room(self, rows: list[Sequence], *, cells: int = 0) -> Step:
         """A step that only makes room; the oldest computes next. `stuck` where there is no room to make."""
@@ -172,6 +205,7 @@ class Scheduler:
             else:
                 self._turns.give(step.turn)
         dropped = list(step.evicted)
+        self._has_copied = not step.computes and self._host is not None and bool(step.evicted)
         for slot in step.evicted:
             self._retire(slot)
         dropped.extend(self.preempt(sequence) for sequence in step.preempted)
@@ -283,20 +317,19 @@ class Scheduler:
         dropped = [other.slot for other in self.prefixes.covered_by(entry)]
         for other in dropped:
             self._release(other)
-        return dropped + self._drop_oldest()
-
-    def _drop_oldest(self) -> list[int]:
-        """Release the least recently used prefixes beyond what may be retained. Returns their slots."""
-        retained = self.prefixes.retained()
-        excess = sum(entry.computed for entry in retained) - self._limits.retain_tokens
-        dropped = []
-        for entry in retained:
-            if excess <= 0:
-                break
-            excess -= entry.computed
-            self._retire(entry.slot)
-            dropped.append(entry.slot)
         return dropped
+
+    def tidy(self) -> list[int]:
+        """Give up a retained prefix while nothing runs, if the host's memory can keep it.
+
+        Returns the slots whose KV must be dropped: none once there is no more to give up. A cache that is
+        empty when the next request comes is one whose cells in use are its own.
+        """
+        retained = self.prefixes.retained()
+        if self._host is None or not self.is_idle or not self._is_excessive(retained):
+            return []
+        self._retire(retained[0].slot)
+        return [retained[0].slot]
 
     def preempt(self, sequence: Sequence) -> int:
         """Give a running sequence's cells back and put it at the head of its queue. Returns its slot."""
@@ -331,9 +364,15 @@ class Scheduler:
     def _retire(self, slot: int) -> None:
         """Give up a retained prefix in the cache; the host's memory may keep it."""
         entry = self.prefixes.get(slot)
-        if self._host is not None and entry is not None:
-            self._host.keep(entry)
+        if entry is not None:
+            self._offer(entry)
         self._release(slot)
+
+    def _offer(self, entry: Entry) -> None:
+        """Let the host's memory keep a prefix: copied once, it is only marked as used later."""
+        if self._host is not None:
+            self._host.keep(entry)
+        entry.offered = True
 
     def _release(self, slot: int) -> None:
         self.ledger.release(slot)

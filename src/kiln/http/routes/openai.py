@@ -70,6 +70,5 @@ def events_of(state: ServerState, exchange: Exchange) -> AsyncIterator[list[Exch
 
 
 def counting_of(state: ServerState, service: ChatService) -> Counting:
-    can_share = service.engine.facts.get("prefix_cache") is not False
-    keeps = can_share and state.settings.engine.retain_tokens > 0
+    keeps = service.engine.facts.get("prefix_cache") is not False
     return Counting.of(state.settings.openai, keeps_prefixes=keeps)
