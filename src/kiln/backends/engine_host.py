@@ -17,7 +17,6 @@ from pathlib import Path
 from kiln.core.errors import InternalError, KilnError
 from kiln.engine.grammar import GrammarCompiler
 from kiln.engine.messages import StepReport
-from kiln.engine.precedence import take_precedence
 from kiln.engine.process import (
     LENGTH_BYTES,
     Ready,
@@ -34,7 +33,6 @@ log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    take_precedence()
     link = socket.socket(fileno=int(sys.argv[1]))
     plan = plan_decoder.decode(read_frame(link))
     logging.basicConfig(

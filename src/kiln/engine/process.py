@@ -26,7 +26,6 @@ from kiln.core.errors import EngineFailed, KilnError, ModelLoadError, error_of_c
 from kiln.engine.frontend import EngineFrontend
 from kiln.engine.messages import CloseThinking, Command, EngineLimits, StepReport
 from kiln.engine.ports import EngineStats
-from kiln.engine.precedence import give_way
 from kiln.engine.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
@@ -167,7 +166,6 @@ class ProcessEngine(EngineFrontend):
 
     async def start(self) -> None:
         """Start the child and wait until it serves. Raises the SetupError that it failed with."""
-        give_way()
         reader = await self._spawn()
         self._supervisor = asyncio.create_task(self._supervise(reader))
 
