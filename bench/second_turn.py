@@ -22,7 +22,7 @@ from kiln.engine.loop import BatchingEngine
 from kiln.engine.ports import GenerationRequest
 
 GREEDY = SamplingParams(temperature=0.0)
-RETAINED = 2048
+RETAINED = 0
 SECOND_TURN = 40
 
 

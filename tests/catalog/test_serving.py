@@ -122,7 +122,7 @@ def test_an_unknown_model_is_404_and_loads_nothing(client: httpx.Client) -> None
 def test_models_make_room_for_each_other_and_lose_nothing() -> None:
     models = {"a": small(), "b": small()}
     # Room for the default model and one more.
-    with serving(settings(models, model__memory_limit_mb=limit_mb())) as client:
+    with serving(settings(models, model__memory_limit_mb=limit_mb(), engine__host_cache_mib=0)) as client:
         with ThreadPoolExecutor(8) as pool:
             names = ["a", "b", None, "a", "b", None, "a", "b"]
             answers = list(pool.map(lambda name: ask(client, name), names))

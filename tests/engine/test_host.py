@@ -47,8 +47,19 @@ def test_the_longest_usable_prefix_is_found() -> None:
     # One token is left to compute.
     assert shelf.found(text(1, 100)) == 99
     assert shelf.found(text(2, 200)) == 0
-    assert shelf.found(text(1, 50)) == 0
+    assert shelf.found(text(1, 16)) == 0
     assert shelf.found(text(1, 200), scope="adapter") == 0
+
+
+def test_a_long_one_is_not_copied_back_for_a_short_beginning() -> None:
+    shelf = Shelf(3000)
+    shelf.keep(1, text(1, 2000))
+    assert shelf.found(text(1, 30) + [7] * 50) == 0
+    assert shelf.found(text(1, 40) + [7] * 50) == 40
+    # Of several that begin alike the shortest is enough.
+    shelf.keep(2, text(1, 40) + [8] * 50)
+    saved, length = shelf.host.match(np.asarray(text(1, 40) + [7] * 50, np.int32), scope="", exact=False)
+    assert saved is not None and (len(saved.ids), length) == (90, 40)
 
 
 def test_exact_requests_take_what_was_computed_exactly() -> None:
@@ -60,7 +71,7 @@ def test_exact_requests_take_what_was_computed_exactly() -> None:
 
 def test_short_ones_and_known_ones_are_not_copied() -> None:
     shelf = Shelf(1000)
-    shelf.keep(1, text(1, 63))
+    shelf.keep(1, text(1, 15))
     shelf.keep(2, text(1, 100), exact=100)
     shelf.keep(3, text(1, 90), exact=90)
     shelf.keep(4, text(1, 100))

@@ -262,7 +262,7 @@ class ModelCatalog:
                 f"the model {seat.id} takes {_megabytes(size)} beside the default model's"
                 f" {_megabytes(self.default.size)}; the limit is {_megabytes(limit)}",
                 param="model",
-                hint="Raise model.memory_limit_mb, or give the model a smaller kv_size.",
+                hint="Raise model.memory_limit_mb, or lower engine.host_cache_mib or the model's kv_size.",
             )
         while self._taken() + size > limit:
             idle = [s for s in self._seats.values() if s is not self._default and s.is_idle]

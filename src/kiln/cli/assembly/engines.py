@@ -40,9 +40,10 @@ class Assembled:
 
     @property
     def size(self) -> int:
-        """Bytes that weights and KV cache take."""
+        """Bytes that weights and KV cache take, and at most the prefixes in the host's memory."""
         cells = kv_cells(self.settings, self.model.context_length)
-        return self.llama.file_size + cells * self.llama.kv_bytes_per_token
+        prefixes = self.settings.engine.host_cache_mib * 2**20
+        return self.llama.file_size + cells * self.llama.kv_bytes_per_token + prefixes
 
     async def start(self, observer: Observer) -> LoadedModel:
         """Start the engine. Raises the SetupError that it failed with, having freed everything."""

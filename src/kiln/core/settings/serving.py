@@ -91,7 +91,7 @@ class ModelSettings:
     )
     memory_limit_mb: int | None = setting(
         None,
-        "Megabytes that all loaded models may take, weights and KV caches; unset, no bound."
+        "Megabytes that all loaded models may take, weights and KV in both memories; unset, no bound."
         " The model idle longest makes room.",
         low=1,
         high=2**31 - 1,

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kiln.engine.schedule.kv import common_prefix
-from kiln.engine.schedule.prefix import Entry
+from kiln.engine.schedule.prefix import WORTH_SHARING, Entry
 
-# Shorter prefixes are not worth a copy, and every prefix is found by its first so many tokens.
-WORTH_SAVING = 16
+# Every prefix is found by its first tokens, as many as are worth sharing at all.
+HEAD = WORTH_SHARING
 # Copying back so many tokens costs about as much as computing one.
 COPIES_A_TOKEN = 64
 # Prefixes kept at most, whatever their size: all with the same beginning are compared one by one.
@@ -62,7 +62,7 @@ class HostPrefixes:
 
     def keep(self, entry: Entry) -> None:
         """Save what a slot has computed, if it is worth it and not there already."""
-        if entry.computed < WORTH_SAVING:
+        if entry.computed < HEAD:
             return
         ids = entry.ids[: entry.computed]
         for other in list(self._alike(ids, entry.scope)):
@@ -88,7 +88,7 @@ class HostPrefixes:
             usable = saved.usable(ids, exact=exact)
             if usable > length or (usable == length and best is not None and len(saved.ids) < len(best.ids)):
                 best, length = saved, usable
-        return (best, length) if length >= WORTH_SAVING else (None, 0)
+        return (best, length) if length >= HEAD else (None, 0)
 
     def touch(self, saved: SavedPrefix) -> None:
         if saved in self._used:
@@ -96,7 +96,7 @@ class HostPrefixes:
             self._used[saved] = None
 
     def _alike(self, ids: NDArray[np.int32], scope: str) -> list[SavedPrefix]:
-        return self._buckets.get(_key(ids, scope), []) if len(ids) >= WORTH_SAVING else []
+        return self._buckets.get(_key(ids, scope), []) if len(ids) >= HEAD else []
 
     def _forget(self, saved: SavedPrefix) -> None:
         key = _key(saved.ids, saved.scope)
@@ -108,4 +108,4 @@ class HostPrefixes:
 
 
 def _key(ids: NDArray[np.int32], scope: str) -> tuple[str, bytes]:
-    return scope, ids[:WORTH_SAVING].tobytes()
+    return scope, ids[:HEAD].tobytes()

@@ -25,7 +25,7 @@ class Entry:
     """The tokens of one slot. `ids` may run ahead of `computed` while the slot is prefilling.
 
     The first `exact` computed tokens were computed exactly. `busy` while a request runs in the slot,
-    `exactly` if that request computes exactly. `offered` once the host's memory has seen it.
+    `exactly` if that request computes exactly. `covered` if a request that runs began with all of it.
     """
 
     slot: int
@@ -35,7 +35,7 @@ class Entry:
     exact: int = 0
     busy: bool = True
     exactly: bool = False
-    offered: bool = False
+    covered: bool = False
     used: int = 0
 
 

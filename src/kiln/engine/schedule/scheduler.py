@@ -172,7 +172,7 @@ class Scheduler:
                 continue
             left -= entry.computed
             slots.append(entry.slot)
-            if self._host is not None and not entry.offered:
+            if self._host is not None and not entry.covered:
                 # Copying takes a while: one a step.
                 break
         return slots
@@ -236,7 +236,9 @@ class Scheduler:
             self.ledger.share(admission.source, slot, admission.shared)
             self.prefixes.touch(admission.source)
             source = self.prefixes.get(admission.source)
-            exact = min(admission.shared, source.exact) if source is not None else 0
+            if source is not None:
+                exact = min(admission.shared, source.exact)
+                source.covered = not source.busy and admission.shared == source.computed
         elif admission.saved is not None:
             self.ledger.extend(slot, len(admission.saved.ids))
             self.ledger.trim(slot, admission.shared)
@@ -364,15 +366,9 @@ class Scheduler:
     def _retire(self, slot: int) -> None:
         """Give up a retained prefix in the cache; the host's memory may keep it."""
         entry = self.prefixes.get(slot)
-        if entry is not None:
-            self._offer(entry)
-        self._release(slot)
-
-    def _offer(self, entry: Entry) -> None:
-        """Let the host's memory keep a prefix: copied once, it is only marked as used later."""
-        if self._host is not None:
+        if self._host is not None and entry is not None and not entry.covered:
             self._host.keep(entry)
-        entry.offered = True
+        self._release(slot)
 
     def _release(self, slot: int) -> None:
         self.ledger.release(slot)
