@@ -357,7 +357,7 @@ _POLL_S = 0.02
 def sum_stats(stats: Iterable[EngineStats]) -> EngineStats:
     """Counts of several engines as those of one."""
     total = EngineStats(0, 0, 0, 0, 0)
-    names = EngineStats.__slots__
+    names = EngineStats.__struct_fields__
     for one in stats:
         total = EngineStats(**{name: getattr(total, name) + getattr(one, name) for name in names})
     return total

@@ -8,10 +8,11 @@ drives (run one model call). A distributed engine implements `Engine`; a local b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 from kiln.core.budgets import Outcome
@@ -174,8 +175,9 @@ class Generation(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
+class EngineStats(Struct, frozen=True):
+    """Counts of the moment, and totals since the engine started. Made once a step."""
+
     running: int
     waiting: int
     kv_cells_used: int
@@ -193,7 +195,7 @@ class EngineStats:
     def followed_by(self, later: EngineStats) -> EngineStats:
         """`later`, with the totals of this one's engine added to its own."""
         totals = {name: getattr(self, name) + getattr(later, name) for name in _TOTALS}
-        return replace(later, **totals)
+        return structs.replace(later, **totals)
 
 
 _TOTALS = (

@@ -17,10 +17,11 @@ import socket
 from asyncio.subprocess import Process
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from kiln.core.errors import EngineFailed, KilnError, ModelLoadError, error_of_code
 from kiln.engine.frontend import EngineFrontend
@@ -150,7 +151,7 @@ class ProcessEngine(EngineFrontend):
         return self.is_alive and self._writer is None
 
     def stats(self) -> EngineStats:
-        return replace(self._past.followed_by(super().stats()), restarts=self.restarts)
+        return structs.replace(self._past.followed_by(super().stats()), restarts=self.restarts)
 
     @property
     def pid(self) -> int | None:

@@ -72,7 +72,7 @@ class Admitter:
     def admit(self, draft: Draft, running: SequenceOf[Sequence], free_slots: list[int]) -> None:
         """Admit in the order of the line while a place, budget and cells for the whole prompt remain."""
         places = self.limits.running - len(running)
-        if places <= 0 or draft.budget <= 0:
+        if not self.line or places <= 0 or draft.budget <= 0:
             return
         # Prompts admitted earlier still claim the cells that they have not computed yet.
         claimed = {id(s): size for s, size in draft.chunks}

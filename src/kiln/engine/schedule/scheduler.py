@@ -136,6 +136,8 @@ class Scheduler:
 
     def _propose(self, decoding: list[Sequence], free: int) -> list[tuple[Sequence, list[int]]]:
         """What may follow each decoding sequence, as far as rows and cells go that nobody else needs."""
+        if not any(sequence.drafter for sequence in decoding):
+            return [(sequence, []) for sequence in decoding]
         # Rejected cells are dead until a collection: no drafts where they would bring one about.
         most = min(self._limits.draft_rows, self._limits.max_rows, EXACT_ROWS) - len(decoding)
         rows = min(most, free - self.ledger.cells // DRAFT_RESERVE)
@@ -160,7 +162,7 @@ class Scheduler:
         Prefixes that sequences about to be admitted begin with are not among them.
         """
         retained = self.prefixes.retained()
-        if not retained or self.is_idle or not self._is_excessive(retained):
+        if self.is_idle or not self._is_excessive(retained):
             return []
         wanted = self._admitter.sources(self._limits.running - len(self.running))
         slots: list[int] = []
