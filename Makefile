@@ -37,7 +37,7 @@ $(BIN)/python:
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt scripts/install_llama.py
 	$(BIN)/python scripts/install_llama.py
 	$(PIP) -e .
-	@$(BIN)/python -c 'from kiln.backends.llamacpp import start_backend; start_backend()'
+	@$(BIN)/python -c 'from kiln.backends.llamacpp.library import start_backend; start_backend()'
 	@touch $@
 
 $(VENV)/.tested-with: $(VENV)/.installed

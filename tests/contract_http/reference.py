@@ -9,7 +9,7 @@ import llama_cpp.llama_cpp as native
 import numpy as np
 from numpy.typing import NDArray
 
-from kiln.backends.llamacpp import start_backend
+from kiln.backends.llamacpp.library import start_backend
 
 
 class Reference:

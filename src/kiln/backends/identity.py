@@ -11,7 +11,8 @@ from functools import cached_property
 
 import msgspec
 
-from kiln.backends.llamacpp import PINNED, LlamaModel
+from kiln.backends.llamacpp import LlamaModel
+from kiln.backends.llamacpp.library import PINNED
 from kiln.core.rollout import PolicyIdentity
 from kiln.engine.schedule.calls import EXACT_ROWS
 

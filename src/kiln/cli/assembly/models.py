@@ -48,8 +48,8 @@ def load_embedder(settings: Settings) -> Embedder | None:
     """Load the configured embedding model."""
     if settings.embedding.model_path is None:
         return None
-    from kiln.backends.embedder import LlamaEmbedder
     from kiln.backends.hub import resolve_model
+    from kiln.backends.llamacpp.embedder import LlamaEmbedder
 
     path = resolve_model(settings.embedding.model_path)
     return LlamaEmbedder(path, pooling=settings.embedding.pooling, threads=threads(settings))

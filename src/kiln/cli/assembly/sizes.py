@@ -39,7 +39,7 @@ def kv_cells(settings: Settings, context_length: int) -> int:
         )
     if asked is None:
         asked = min(context_length * settings.engine.parallel, max(context_length, LARGEST_DEFAULT_CONTEXT))
-    from kiln.backends.llamacpp import KV_GRANULE
+    from kiln.backends.llamacpp.runner import KV_GRANULE
 
     return -(-asked // KV_GRANULE) * KV_GRANULE
 

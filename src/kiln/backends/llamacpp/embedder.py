@@ -13,7 +13,7 @@ import llama_cpp.llama_cpp as native
 import numpy as np
 from numpy.typing import NDArray
 
-from kiln.backends.llamacpp import LlamaModel
+from kiln.backends.llamacpp.model import LlamaModel
 from kiln.core.errors import EngineFailed, ModelLoadError
 from kiln.core.tokens import Tokenizer
 
