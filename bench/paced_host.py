@@ -57,7 +57,7 @@ class PacedRunner:
     def length(self, sequence: int) -> int:
         raise AssertionError("nothing is held")
 
-    def save(self, sequence: int) -> NDArray[np.uint8]:
+    def save(self, sequence: int, most_bytes: int) -> NDArray[np.uint8] | None:
         raise AssertionError("nothing is held")
 
     def restore(self, sequence: int, data: NDArray[np.uint8]) -> None:

@@ -121,9 +121,11 @@ class ScriptedRunner:
         self.threads.add(threading.get_ident())
         return len(self.kv.get(sequence, ()))
 
-    def save(self, sequence: int) -> NDArray[np.uint8]:
+    def save(self, sequence: int, most_bytes: int) -> NDArray[np.uint8] | None:
         self.threads.add(threading.get_ident())
         tokens = [token for _, token in self.kv[sequence]]
+        if 4 * len(tokens) > most_bytes:
+            return None
         self.saved_with[tuple(tokens)] = self.made_with[sequence]
         return np.asarray(tokens, np.int32).view(np.uint8)
 

@@ -18,7 +18,9 @@ class Shelf:
         self.lengths: dict[int, int] = {}
         self.host = HostPrefixes(100 * most_tokens, self.save)
 
-    def save(self, slot: int) -> NDArray[np.uint8]:
+    def save(self, slot: int, most_bytes: int) -> NDArray[np.uint8] | None:
+        if 100 * self.lengths[slot] > most_bytes:
+            return None
         self.copied.append(slot)
         return np.zeros(100 * self.lengths[slot], np.uint8)
 
@@ -106,7 +108,7 @@ def test_what_is_larger_than_the_store_changes_nothing(length: int) -> None:
     shelf = Shelf(300)
     shelf.keep(1, text(1, 100))
     shelf.keep(2, text(2, length))
-    assert len(shelf.host) == 1
+    assert len(shelf.host) == 1 and shelf.copied == [1]
     assert shelf.found(text(1, 200)) == 100
 
 

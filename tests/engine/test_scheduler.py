@@ -158,7 +158,9 @@ class World:
         for slot in slots:
             self.dead |= {cell for cell, _, _, _ in self.kv.pop(slot, [])}
 
-    def save(self, slot: int) -> NDArray[np.uint8]:
+    def save(self, slot: int, most_bytes: int) -> NDArray[np.uint8] | None:
+        if len(self.kv[slot]) > most_bytes:
+            return None
         data = np.zeros(len(self.kv[slot]), np.uint8)
         self.saved[id(data)] = list(self.kv[slot])
         self.kept_alive.append(data)
@@ -610,6 +612,19 @@ def test_a_retained_prefix_is_given_up_for_those_who_run_once_they_share_it() ->
         # Nothing is left in the cache but what runs.
         assert list(world.kv) == [again.slot]
         world.finish()
+
+
+def test_a_prefix_too_large_for_the_host_stays_until_others_run() -> None:
+    world = World(limits(running=2, kv_cells=256, step_tokens=64, retain_tokens=0), host_bytes=50)
+    for token, length in ((8, 40), (7, 60)):
+        world.add([token] * length, 1)
+        while world.live:
+            world.step()
+        world.tidy()
+    assert [len(held) for held in world.kv.values()] == [60]
+    again = world.add([7] * 60 + [9], 2)
+    world.finish()
+    assert again.cached_tokens == 60
 
 
 def test_nobody_waits_for_two_copies_in_a_row() -> None:

@@ -337,8 +337,8 @@ class ModelRunner(Protocol):
         """Let the empty sequence `target` share the first `length` KV entries of `source`."""
         ...
 
-    def save(self, sequence: int) -> NDArray[np.uint8]:
-        """The KV of a sequence, for `restore`."""
+    def save(self, sequence: int, most_bytes: int) -> NDArray[np.uint8] | None:
+        """The KV of a sequence, for `restore`; None, and nothing is copied, if it is over `most_bytes`."""
         ...
 
     def restore(self, sequence: int, data: NDArray[np.uint8]) -> None:

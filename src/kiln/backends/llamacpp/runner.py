@@ -104,8 +104,10 @@ class LlamaRunner:
     def copy(self, source: int, target: int, length: int) -> None:
         native.llama_memory_seq_cp(self._memory, source, target, 0, length)
 
-    def save(self, sequence: int) -> NDArray[np.uint8]:
+    def save(self, sequence: int, most_bytes: int) -> NDArray[np.uint8] | None:
         size = native.llama_state_seq_get_size(self._pointer, sequence)
+        if size > most_bytes:
+            return None
         data = np.empty(size, np.uint8)
         native.llama_state_seq_get_data(self._pointer, _bytes_of(data), size, sequence)
         return data

@@ -15,7 +15,7 @@ from kiln.chat.served import ServedModel
 from kiln.chat.service import ChatService
 from kiln.cli.assembly.facts import facts
 from kiln.cli.assembly.models import describe_model, load_model
-from kiln.cli.assembly.sizes import kv_cells, sequences, threads
+from kiln.cli.assembly.sizes import host_cache_bytes, kv_cells, sequences, threads
 from kiln.core.settings import Settings
 from kiln.engine.cache import CachingEngine
 from kiln.engine.grammar import GrammarCompiler
@@ -42,8 +42,8 @@ class Assembled:
     def size(self) -> int:
         """Bytes that weights and KV cache take, and at most the prefixes in the host's memory."""
         cells = kv_cells(self.settings, self.model.context_length)
-        prefixes = self.settings.engine.host_cache_mib * 2**20
-        return self.llama.file_size + cells * self.llama.kv_bytes_per_token + prefixes
+        kv = cells * self.llama.kv_bytes_per_token
+        return self.llama.file_size + kv + host_cache_bytes(self.settings)
 
     async def start(self, observer: Observer) -> LoadedModel:
         """Start the engine. Raises the SetupError that it failed with, having freed everything."""
@@ -160,7 +160,7 @@ def _engine_limits(settings: Settings) -> EngineLimits:
         engine.adapter_turn_steps,
         engine.speculation_tokens if engine.speculation else 0,
         engine.checks_books,
-        engine.host_cache_mib * 2**20,
+        host_cache_bytes(settings),
     )
 
 

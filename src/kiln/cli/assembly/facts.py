@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from kiln import __version__
 from kiln.chat.served import ServedModel
+from kiln.cli.assembly.sizes import host_cache_bytes
 from kiln.core.sampling import SamplingOverrides, SamplingParams, resolve_sampling
 from kiln.core.settings import Settings
 
@@ -42,6 +43,7 @@ def facts(
         "engine": {
             "context_length": model.context_length,
             "kv_cells": kv_cells,
+            "host_cache_mib": host_cache_bytes(settings) // 2**20,
             "parallel": settings.engine.parallel,
             "threads": threads,
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kiln.core.errors import ConfigError
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 
 LARGEST_DEFAULT_CONTEXT = 32768
+LARGEST_DEFAULT_HOST_CACHE = 8 * 2**30
+# cgroup v2, as a container sees its own.
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 # llama.cpp has at most 256 sequences a context; two are for padding rows and the dead.
 MAX_SEQUENCES = 254
 
@@ -42,6 +46,28 @@ def kv_cells(settings: Settings, context_length: int) -> int:
     from kiln.backends.llamacpp.runner import KV_GRANULE
 
     return -(-asked // KV_GRANULE) * KV_GRANULE
+
+
+def host_cache_bytes(settings: Settings) -> int:
+    """What prefixes of one model may take of the host's memory."""
+    asked, limit_mb = settings.engine.host_cache_mib, settings.model.memory_limit_mb
+    if asked is not None:
+        return asked * 2**20
+    return min((_memory() if limit_mb is None else limit_mb * 1_000_000) // 8, LARGEST_DEFAULT_HOST_CACHE)
+
+
+def _memory() -> int:
+    """Bytes of memory of the machine, or of the container that this runs in."""
+    try:
+        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError):
+        # Not every system tells: what nearly every machine has.
+        physical = 8 * 2**30
+    try:
+        return min(physical, int(CONTAINER_LIMIT.read_text()))
+    except (OSError, ValueError):
+        # No container, or "max": no limit.
+        return physical
 
 
 def threads(settings: Settings) -> int:

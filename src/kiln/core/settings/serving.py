@@ -160,9 +160,10 @@ class EngineSettings:
         "Draft tokens by looking up what followed before; answers are the same, repetitive ones come faster.",
     )
     speculation_tokens: int = setting(8, "Tokens drafted at once for one request at most.", low=1, high=32)
-    host_cache_mib: int = setting(
-        1024,
-        "MiB of memory that keep prefixes beyond retain_tokens, to be copied back when they are needed.",
+    host_cache_mib: int | None = setting(
+        None,
+        "MiB of memory that keep prefixes beyond retain_tokens, to be copied back when they are needed;"
+        " unset, an eighth of model.memory_limit_mb or of the machine's memory, 8192 at most.",
         low=0,
     )
     exact: str = setting(

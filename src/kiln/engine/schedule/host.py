@@ -46,10 +46,10 @@ class SavedPrefix:
 class HostPrefixes:
     """Saved prefixes of `most_bytes` in all, the least recently used dropped first.
 
-    `save(slot)` gives the KV of a slot.
+    `save(slot, most_bytes)` gives the KV of a slot, or None if it is larger.
     """
 
-    def __init__(self, most_bytes: int, save: Callable[[int], NDArray[np.uint8]]) -> None:
+    def __init__(self, most_bytes: int, save: Callable[[int, int], NDArray[np.uint8] | None]) -> None:
         self._most_bytes = most_bytes
         self._save = save
         self._bytes = 0
@@ -60,26 +60,29 @@ class HostPrefixes:
     def __len__(self) -> int:
         return len(self._used)
 
-    def keep(self, entry: Entry) -> None:
-        """Save what a slot has computed, if it is worth it and not there already."""
+    def keep(self, entry: Entry) -> bool:
+        """Save what a slot has computed, if it is worth it and not there yet. False if it is too large."""
         if entry.computed < HEAD:
-            return
+            return True
         ids = entry.ids[: entry.computed]
         for other in list(self._alike(ids, entry.scope)):
             shared = common_prefix(ids, other.ids)
             if shared == len(ids) and other.exact >= entry.exact:
                 self.touch(other)
-                return
-            if shared == len(other.ids) and other.exact <= entry.exact:
+                return True
+        data = self._save(entry.slot, self._most_bytes)
+        if data is None:
+            return False
+        for other in list(self._alike(ids, entry.scope)):
+            if common_prefix(ids, other.ids) == len(other.ids) and other.exact <= entry.exact:
                 self._forget(other)
-        saved = SavedPrefix(ids.copy(), entry.scope, entry.exact, self._save(entry.slot))
-        if saved.data.nbytes > self._most_bytes:
-            return
+        saved = SavedPrefix(ids.copy(), entry.scope, entry.exact, data)
         self._used[saved] = None
         self._buckets.setdefault(_key(ids, entry.scope), []).append(saved)
         self._bytes += saved.data.nbytes
         while self._bytes > self._most_bytes or len(self._used) > MOST_SAVED:
             self._forget(next(iter(self._used)))
+        return True
 
     def match(self, ids: NDArray[np.int32], *, scope: str, exact: bool) -> tuple[SavedPrefix | None, int]:
         """The saved prefix that a prompt can take most tokens from, and how many."""

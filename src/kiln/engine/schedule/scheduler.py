@@ -326,14 +326,17 @@ class Scheduler:
     def tidy(self) -> list[int]:
         """Give up a retained prefix while nothing runs, if the host's memory can keep it.
 
-        Returns the slots whose KV must be dropped: none once there is no more to give up. A cache that is
+        Returns the slot whose KV must be dropped; none once there is no more to give up. A cache that is
         empty when the next request comes is one whose cells in use are its own.
         """
         retained = self.prefixes.retained()
         if self._host is None or not self.is_idle or not self._is_excessive(retained):
             return []
-        self._retire(retained[0].slot)
-        return [retained[0].slot]
+        for entry in retained:
+            if self._host.keep(entry):
+                self._release(entry.slot)
+                return [entry.slot]
+        return []
 
     def preempt(self, sequence: Sequence) -> int:
         """Give a running sequence's cells back and put it at the head of its queue. Returns its slot."""
