@@ -41,8 +41,22 @@ class SamplingOverrides:
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
 
+    @classmethod
+    def of(cls, source: object) -> SamplingOverrides:
+        """What a request or a section of the settings has in fields of the same names."""
+        return cls(**{name: getattr(source, name) for name in cls.__slots__})
+
 
 SAMPLING_FIELDS = tuple(SamplingOverrides.__slots__)
+
+
+def merge_sampling(*sources: SamplingOverrides) -> SamplingOverrides:
+    """The first source that states a dimension decides it."""
+    stated = {
+        name: next((v for source in sources if (v := getattr(source, name)) is not None), None)
+        for name in SAMPLING_FIELDS
+    }
+    return SamplingOverrides(**stated)
 
 
 def resolve_sampling(*sources: SamplingOverrides) -> SamplingParams:
@@ -50,11 +64,8 @@ def resolve_sampling(*sources: SamplingOverrides) -> SamplingParams:
 
     Ranges follow the rulings for `/v1`: any finite number is accepted, the effective value is clamped.
     """
-    defaults = SamplingParams()
-    values = {}
-    for name in SAMPLING_FIELDS:
-        stated = (getattr(source, name) for source in sources)
-        values[name] = next((v for v in stated if v is not None), getattr(defaults, name))
+    merged = merge_sampling(*sources, SamplingOverrides.of(SamplingParams()))
+    values = {name: getattr(merged, name) for name in SAMPLING_FIELDS}
     repetition = float(values["repetition_penalty"])
     # Temperature and repetition divide and multiply single-precision logits: keep them where that is finite.
     return SamplingParams(

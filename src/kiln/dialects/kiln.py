@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -23,6 +23,8 @@ from kiln.dialects.validate import decode, require_finite, require_range, text_l
 from kiln.text.template import content_text
 from kiln.thinking.budget import to_outcome, to_record
 from kiln.wire import kiln as wire
+from kiln.wire.common import GenerationFields
+from kiln.wire.kiln_chat import ConversationFields
 
 MAX_CHOICES = 64
 MAX_STOPS = 256
@@ -77,18 +79,8 @@ def to_turn(request: wire.ChatCompletionRequest, *, performance: bool = False) -
     )
 
 
-Request = wire.ChatCompletionRequest | wire.BatchCompletionRequest
-
-
-class NamesAdapters(Protocol):
-    """A request that may name adapters, in either field."""
-
-    adapter: str | None | UnsetType
-    adapters: list[wire.AdapterRef] | None | UnsetType
-
-
 def build_turn(
-    request: Request,
+    request: ConversationFields,
     messages: list[wire.ChatMessageInput],
     where: str,
     *,
@@ -108,15 +100,7 @@ def build_turn(
             template_kwargs=request.chat_template_kwargs or {},
         ),
         model=request.model,
-        sampling=SamplingOverrides(
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            min_p=request.min_p,
-            presence_penalty=request.presence_penalty,
-            frequency_penalty=request.frequency_penalty,
-            repetition_penalty=request.repetition_penalty,
-        ),
+        sampling=SamplingOverrides.of(request),
         sampling_preset=request.sampling_preset,
         max_tokens=limit,
         max_tokens_field=field,
@@ -350,7 +334,7 @@ def _fits_record(arguments: dict[str, Any]) -> bool:
     return len(msgspec.json.encode({"template_kwargs": arguments})) <= MAX_RECORDED_BYTES
 
 
-def check_common(request: Request) -> None:
+def check_common(request: ConversationFields) -> None:
     """Bounds of the fields that chat and batch requests share."""
     require_finite(
         temperature=request.temperature,
@@ -368,7 +352,7 @@ def check_common(request: Request) -> None:
             require_range(name, value, 0, MAX_SEED)
 
 
-def check_adapters(request: NamesAdapters) -> None:
+def check_adapters(request: GenerationFields) -> None:
     """Names that no adapter can have are refused here, unknown ones where the adapters are looked up."""
     if isinstance(request.adapters, list):
         for i, reference in enumerate(request.adapters):
@@ -378,7 +362,7 @@ def check_adapters(request: NamesAdapters) -> None:
         check_name(request.adapter, "adapter")
 
 
-def adapters_of(request: NamesAdapters) -> tuple[tuple[str, float], ...] | UnsetType:
+def adapters_of(request: GenerationFields) -> tuple[tuple[str, float], ...] | UnsetType:
     """Names and scales; UNSET where the request leaves the choice to the server."""
     if isinstance(request.adapters, list):
         return tuple((reference.name, reference.scale) for reference in request.adapters)

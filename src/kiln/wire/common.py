@@ -1,4 +1,5 @@
-"""Scalar types and small objects that several definitions of the Kiln contract share (seed 000)."""
+"""Scalar types, small objects and fields that several definitions of the Kiln contract (seed 000) share,
+and the requests of the OpenAI-compatible profile with them."""
 
 from __future__ import annotations
 
@@ -35,3 +36,32 @@ class ConfigHashes(Struct, kw_only=True, forbid_unknown_fields=True):
     training_chat_template_hash: Sha256 | UnsetType = UNSET
     model_config_hash: Sha256 | UnsetType = UNSET
     effective_config_hash: Sha256 | UnsetType = UNSET
+
+
+class AdapterRef(Struct, kw_only=True):
+    name: Annotated[str, Meta(min_length=1)]
+    scale: float
+
+
+class StreamOptions(Struct, kw_only=True):
+    include_usage: bool = False
+
+
+class GenerationFields(Struct, kw_only=True):
+    """What every request under `/v1` that generates may set."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Uint32 | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: NonNegative | None = None
+    thinking_budget_tokens: NonNegative | None | UnsetType = UNSET
+    thinking_budget_ms: NonNegative | None | UnsetType = UNSET
+    stop: str | list[str] | None = None
+    seed: Uint64 | None = None
+    adapter: str | None | UnsetType = UNSET
+    adapters: list[AdapterRef] | None | UnsetType = UNSET

@@ -6,48 +6,18 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from kiln.wire.common import (
-    ChoiceCount,
-    FinishReasonName,
-    NonNegative,
-    Positive,
-    Uint32,
-    Uint64,
-    Usage,
-)
-from kiln.wire.kiln_chat import AdapterRef, ChatMessageInput
+from kiln.wire.common import FinishReasonName, NonNegative, Positive, Uint32, Usage
+from kiln.wire.kiln_chat import ChatMessageInput, ConversationFields
 from kiln.wire.thinking import ThinkingBudgetConfigurationMetadata, ThinkingBudgetOutcome
 
 MAX_BATCH_OUTPUTS = 64
 MAX_PROMPT_LOGPROBS = 256
 
 
-class BatchCompletionRequest(Struct, kw_only=True):
+class BatchCompletionRequest(ConversationFields, kw_only=True):
     """`len(prompts) * n` is at most 64."""
 
     prompts: Annotated[list[list[ChatMessageInput]], Meta(min_length=1, max_length=MAX_BATCH_OUTPUTS)]
-    model: str | None = None
-    n: ChoiceCount | None = 1
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Uint32 | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    sampling_preset: str | None = None
-    max_tokens: NonNegative | None = None
-    max_completion_tokens: NonNegative | None = None
-    ignore_eos: bool = False
-    thinking_budget_tokens: NonNegative | None | UnsetType = UNSET
-    thinking_budget_ms: NonNegative | None | UnsetType = UNSET
-    stop: str | list[str] | None = None
-    seed: Uint64 | None = None
-    adapter: str | None | UnsetType = UNSET
-    adapters: list[AdapterRef] | None | UnsetType = UNSET
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class BatchCompletionItem(Struct, kw_only=True, forbid_unknown_fields=True):

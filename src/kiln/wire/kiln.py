@@ -10,6 +10,7 @@ from __future__ import annotations
 from kiln.wire.common import (
     MAX_UINT32,
     MAX_UINT64,
+    AdapterRef,
     ChoiceCount,
     ConfigHashes,
     FinishReasonName,
@@ -18,6 +19,7 @@ from kiln.wire.common import (
     NonNegativeNumber,
     Positive,
     Sha256,
+    StreamOptions,
     Uint32,
     Uint64,
     Usage,
@@ -36,7 +38,6 @@ from kiln.wire.completions import (
     TextCompletionResponse,
 )
 from kiln.wire.kiln_chat import (
-    AdapterRef,
     ChatCompletionChunk,
     ChatCompletionMetadata,
     ChatCompletionRequest,
@@ -48,7 +49,6 @@ from kiln.wire.kiln_chat import (
     ChunkChoice,
     Delta,
     StreamingTerminalMetadata,
-    StreamOptions,
 )
 from kiln.wire.performance import (
     MAX_RETAINED_GAPS,

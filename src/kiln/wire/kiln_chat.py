@@ -10,9 +10,9 @@ from kiln.wire.common import (
     ChoiceCount,
     ConfigHashes,
     FinishReasonName,
+    GenerationFields,
     NonNegative,
-    Uint32,
-    Uint64,
+    StreamOptions,
     Usage,
 )
 from kiln.wire.performance import ChatCompletionPerformanceMetadata
@@ -20,15 +20,6 @@ from kiln.wire.rollouts import RolloutProvenanceV1
 from kiln.wire.thinking import ThinkingBudgetOutcome, ThinkingBudgetRecord
 
 ChatId = Annotated[str, Meta(pattern="^chatcmpl-")]
-
-
-class AdapterRef(Struct, kw_only=True):
-    name: Annotated[str, Meta(min_length=1)]
-    scale: float
-
-
-class StreamOptions(Struct, kw_only=True):
-    include_usage: bool = False
 
 
 class ChatMessageInput(Struct, kw_only=True):
@@ -40,32 +31,22 @@ class ChatMessageInput(Struct, kw_only=True):
     tool_call_id: str | None = None
 
 
-class ChatCompletionRequest(Struct, kw_only=True):
-    messages: list[ChatMessageInput]
-    model: str | None = None
+class ConversationFields(GenerationFields, kw_only=True):
+    """What single and batch requests both have beside the messages."""
+
     n: ChoiceCount | None = 1
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Uint32 | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
     sampling_preset: str | None = None
-    max_tokens: NonNegative | None = None
     max_completion_tokens: NonNegative | None = None
     ignore_eos: bool = False
-    thinking_budget_tokens: NonNegative | None | UnsetType = UNSET
-    thinking_budget_ms: NonNegative | None | UnsetType = UNSET
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
-    seed: Uint64 | None = None
-    adapter: str | None | UnsetType = UNSET
-    adapters: list[AdapterRef] | None | UnsetType = UNSET
     tools: list[Any] | None = None
     tool_choice: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatCompletionRequest(ConversationFields, kw_only=True):
+    messages: list[ChatMessageInput]
+    stream: bool = False
+    stream_options: StreamOptions | None = None
     fold_reasoning_into_content: bool | None = None
     include_performance: bool | None = None
     include_config_hashes: bool | None = None

@@ -10,18 +10,13 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from kiln.wire.common import ChoiceCount, NonNegative, Uint32, Uint64
-from kiln.wire.kiln_chat import AdapterRef
+from kiln.wire.common import ChoiceCount, GenerationFields, NonNegative, StreamOptions
 
 Effort = Literal["none", "minimal", "low", "medium", "high"]
 Tier = Literal["default", "priority"]
 FinishName = Literal["stop", "length", "tool_calls", "content_filter", "malformed_function_call"]
 # What a field may hold that is refused whatever it holds.
 Refused = Any
-
-
-class StreamOptions(Struct, kw_only=True):
-    include_usage: bool = False
 
 
 class Reasoning(Struct, kw_only=True):
@@ -78,24 +73,21 @@ class Message(Struct, kw_only=True):
     audio: Refused = None
 
 
-class ChatRequest(Struct, kw_only=True):
-    messages: list[Message]
-    model: str | None = None
+class ProfileFields(GenerationFields, kw_only=True):
+    """What chat and text completions both have beside the prompt."""
+
+    n: ChoiceCount | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: ChoiceCount | None = None
-    max_tokens: NonNegative | None = None
-    max_completion_tokens: NonNegative | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Uint32 | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    stop: str | list[str] | None = None
-    seed: Uint64 | None = None
     logit_bias: dict[str, float] | None = None
+    ignore_eos: bool | None = None
+    service_tier: str | None = None
+    user: str | None = None
+
+
+class ChatRequest(ProfileFields, kw_only=True):
+    messages: list[Message]
+    max_completion_tokens: NonNegative | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: ResponseFormat | None = None
@@ -104,14 +96,7 @@ class ChatRequest(Struct, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
     reasoning: Reasoning | None = None
-    thinking_budget_tokens: NonNegative | None | UnsetType = UNSET
-    thinking_budget_ms: NonNegative | None | UnsetType = UNSET
-    adapter: str | None | UnsetType = UNSET
-    adapters: list[AdapterRef] | None | UnsetType = UNSET
-    service_tier: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    ignore_eos: bool | None = None
-    user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     functions: Refused = None

@@ -11,44 +11,21 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from kiln.wire.common import ChoiceCount, NonNegative, Uint32, Uint64
-from kiln.wire.kiln_chat import AdapterRef
-from kiln.wire.openai_chat import Message, Refused, StreamOptions, Tier, Tool, Usage
+from kiln.wire.common import NonNegative, Uint32
+from kiln.wire.openai_chat import Message, ProfileFields, Refused, Tier, Tool, Usage
 
 FinishName = Literal["stop", "length", "content_filter"]
 
 
-class TextRequest(Struct, kw_only=True):
+class TextRequest(ProfileFields, kw_only=True):
     """`prompt` is a text, a list of texts, token ids, or a list of lists of token ids."""
 
     prompt: str | list[str | Uint32 | list[Uint32]]
-    model: str | None = None
-    max_tokens: NonNegative | None = None
-    n: ChoiceCount | None = None
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Uint32 | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    stop: str | list[str] | None = None
-    seed: Uint64 | None = None
-    logit_bias: dict[str, float] | None = None
-    ignore_eos: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
-    thinking_budget_tokens: NonNegative | None | UnsetType = UNSET
-    thinking_budget_ms: NonNegative | None | UnsetType = UNSET
-    adapter: str | None | UnsetType = UNSET
-    adapters: list[AdapterRef] | None | UnsetType = UNSET
-    service_tier: str | None = None
-    user: str | None = None
     suffix: Refused = None
 
 

@@ -15,7 +15,7 @@ from kiln.chat.served import ServedModel
 from kiln.chat.stats import Statistics
 from kiln.cli.access import Access, open_memory
 from kiln.cli.assembly.engines import Assembled, assemble, inline_engine, with_cache
-from kiln.cli.assembly.models import BUNDLED, describe_model, load_embedder, load_model, merge_sampling
+from kiln.cli.assembly.models import BUNDLED, describe_model, load_embedder, load_model
 from kiln.cli.assembly.sources import CatalogSource
 from kiln.cli.extensions import load_filter
 from kiln.core.errors import SetupError
@@ -31,7 +31,7 @@ from kiln.tools.build import toolbox_from
 if TYPE_CHECKING:
     from kiln.backends.llamacpp import LlamaModel
 
-__all__ = ["BUNDLED", "app_over", "app_with", "create_app", "describe_model", "load_model", "merge_sampling"]
+__all__ = ["BUNDLED", "app_over", "app_with", "create_app", "describe_model", "load_model"]
 
 
 def create_app(settings: Settings) -> Starlette:

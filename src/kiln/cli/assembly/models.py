@@ -16,7 +16,7 @@ from kiln.chat.embedding import Embedder
 from kiln.chat.served import DEFAULT_MAX_TOKENS, ServedModel
 from kiln.cli.assembly.sizes import context_length, threads
 from kiln.core.errors import ConfigError, ModelLoadError, RequestError
-from kiln.core.sampling import SamplingOverrides
+from kiln.core.sampling import SamplingOverrides, merge_sampling
 from kiln.core.settings import Settings
 from kiln.engine.grammar import GrammarCompiler
 from kiln.text.reasoning import ReasoningTags, find_tags, probe_template
@@ -76,15 +76,6 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
     probed = probe_template(template, tags)
     seeding = settings.model.seed_open_tag
     sampling = settings.sampling
-    configured = SamplingOverrides(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-    )
     shown = {text.encode() for text in (*extra, *(tool_format.texts if tool_format is not None else ()))}
     served_id = settings.server.served_model_id or (
         BUNDLED if settings.model.path is None else llama.path.stem
@@ -103,7 +94,7 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
         tool_format=tool_format,
         # Control tokens are never text, unless the scanner needs to see them.
         hidden_ids=frozenset(t for t in llama.control_ids if not _is_part_of_any(llama.pieces[t], shown)),
-        sampling_defaults=merge_sampling(configured, llama.sampling_defaults),
+        sampling_defaults=merge_sampling(SamplingOverrides.of(sampling), llama.sampling_defaults),
         max_tokens_default=DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens,
         budget_tokens_default=settings.server.default_thinking_budget_tokens,
         budget_ms_default=settings.server.default_thinking_budget_ms,
@@ -137,13 +128,6 @@ def _adapters(settings: Settings, llama: LlamaModel) -> AdapterRegistry:
         registry.close()
         raise ConfigError(f"model.adapter = {model.adapter!r}: {error.message}") from None
     return registry
-
-
-def merge_sampling(*sources: SamplingOverrides) -> SamplingOverrides:
-    """The first source that states a dimension decides it."""
-    names = SamplingOverrides.__slots__
-    stated = {n: next((v for s in sources if (v := getattr(s, n)) is not None), None) for n in names}
-    return SamplingOverrides(**stated)
 
 
 def _template_source(settings: Settings, llama: LlamaModel) -> str:

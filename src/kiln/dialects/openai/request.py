@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from kiln.core.errors import InvalidField
 from kiln.core.messages import Conversation
@@ -11,6 +10,8 @@ from kiln.core.turn import AnswerFormat, ChatTurn, ToolPolicy
 from kiln.dialects.openai.messages import read_messages, read_policy, read_tools
 from kiln.dialects.openai.sampling import (
     check_limits,
+    check_stream,
+    named_tier,
     read_adapters,
     read_bias,
     read_sampling,
@@ -23,7 +24,6 @@ from kiln.wire import openai_chat as wire
 
 MAX_TOP_LOGPROBS = 20
 MAX_METADATA = (16, 64, 512)  # pairs, characters of a key, characters of a value
-Tier = Literal["default", "priority"]
 
 _REFUSED = {
     "functions": "Send tools.",
@@ -41,7 +41,7 @@ class ChatReply:
 
     stream: bool
     include_usage: bool
-    tier: Tier | None
+    tier: wire.Tier | None
     exclude_reasoning: bool
 
 
@@ -57,8 +57,7 @@ def decode_request(body: bytes) -> wire.ChatRequest:
         raise InvalidField(
             "reasoning.exclude goes without logprobs, which would spell the reasoning out", param="logprobs"
         )
-    if request.stream_options is not None and not request.stream:
-        raise InvalidField("stream_options needs stream=true", param="stream_options")
+    check_stream(request)
     _check_metadata(request.metadata)
     reasoning = request.reasoning
     check_limits(
@@ -74,13 +73,10 @@ def decode_request(body: bytes) -> wire.ChatRequest:
 def to_reply(request: wire.ChatRequest) -> ChatReply:
     stream = request.stream is True
     options = request.stream_options
-    tier: Tier | None = None
-    if request.service_tier is not None:
-        tier = "priority" if read_tier(request.service_tier) else "default"
     return ChatReply(
         stream=stream,
         include_usage=options is not None and options.include_usage,
-        tier=tier,
+        tier=named_tier(request),
         exclude_reasoning=request.reasoning is not None and request.reasoning.exclude,
     )
 

@@ -1,16 +1,16 @@
-"""Sampling fields that chat and text completions share: out of range is refused here, never clamped."""
+"""Fields that chat and text completions share: out of range is refused here, never clamped."""
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 from msgspec import UNSET, UnsetType
 
 from kiln.core.errors import InvalidField
 from kiln.core.sampling import MAX_SEED, SamplingOverrides
-from kiln.dialects.kiln import MAX_STOP_BYTES, MAX_STOPS, NamesAdapters, adapters_of, check_adapters
+from kiln.dialects.kiln import MAX_STOP_BYTES, MAX_STOPS, adapters_of, check_adapters
 from kiln.dialects.validate import require_range, text_list
+from kiln.wire.openai_chat import ProfileFields, Tier
 
 MAX_TEMPERATURE = 2.0
 _BOUNDS = {
@@ -22,22 +22,7 @@ _BOUNDS = {
 }
 
 
-class SamplingFields(Protocol):
-    """The fields as both requests have them."""
-
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    repetition_penalty: float | None
-    seed: int | None
-    logit_bias: dict[str, float] | None
-    stop: str | list[str] | None
-
-
-def read_sampling(request: SamplingFields) -> SamplingOverrides:
+def read_sampling(request: ProfileFields) -> SamplingOverrides:
     """Raises InvalidField for a number out of its range."""
     for name, (low, high) in _BOUNDS.items():
         value = getattr(request, name)
@@ -49,15 +34,7 @@ def read_sampling(request: SamplingFields) -> SamplingOverrides:
             f"repetition_penalty must be above 0, not {repetition:g}", param="repetition_penalty"
         )
     require_range("seed", request.seed, 0, MAX_SEED)
-    return SamplingOverrides(
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        min_p=request.min_p,
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        repetition_penalty=repetition,
-    )
+    return SamplingOverrides.of(request)
 
 
 def check_limits(**limits: object) -> None:
@@ -67,7 +44,7 @@ def check_limits(**limits: object) -> None:
             require_range(name, value, 0, MAX_SEED)
 
 
-def read_bias(request: SamplingFields) -> tuple[tuple[int | str, float], ...]:
+def read_bias(request: ProfileFields) -> tuple[tuple[int | str, float], ...]:
     """OpenAI's map of token ids in decimal to numbers; their range is checked against the model."""
     entries = []
     for key, value in (request.logit_bias or {}).items():
@@ -81,7 +58,7 @@ def read_bias(request: SamplingFields) -> tuple[tuple[int | str, float], ...]:
     return tuple(entries)
 
 
-def read_stops(request: SamplingFields) -> tuple[str, ...]:
+def read_stops(request: ProfileFields) -> tuple[str, ...]:
     stops = text_list("stop", request.stop)
     if any(text == "" for text in stops):
         raise InvalidField("stop must not hold an empty string", param="stop")
@@ -92,12 +69,24 @@ def read_stops(request: SamplingFields) -> tuple[str, ...]:
     return stops
 
 
-def read_adapters(request: NamesAdapters) -> tuple[tuple[tuple[str, float], ...] | UnsetType, str]:
+def read_adapters(request: ProfileFields) -> tuple[tuple[tuple[str, float], ...] | UnsetType, str]:
     """Names and scales of LoRA adapters, UNSET for the server's choice, and the field they came from."""
     if isinstance(request.adapters, list) and request.adapter is not UNSET:
         raise InvalidField("adapter and adapters exclude each other", param="adapters")
     check_adapters(request)
     return adapters_of(request), "adapters" if isinstance(request.adapters, list) else "adapter"
+
+
+def check_stream(request: ProfileFields) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise InvalidField("stream_options needs stream=true", param="stream_options")
+
+
+def named_tier(request: ProfileFields) -> Tier | None:
+    """The tier to be echoed, where the request names one."""
+    if request.service_tier is None:
+        return None
+    return "priority" if read_tier(request.service_tier) else "default"
 
 
 def read_tier(tier: str | None) -> bool:

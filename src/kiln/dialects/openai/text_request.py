@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from kiln.core.errors import InvalidField
 from kiln.core.messages import Conversation
 from kiln.core.turn import ChatTurn, RawPrompt
-from kiln.dialects.openai.request import Tier
 from kiln.dialects.openai.sampling import (
     check_limits,
+    check_stream,
+    named_tier,
     read_adapters,
     read_bias,
     read_sampling,
@@ -19,6 +20,7 @@ from kiln.dialects.openai.sampling import (
 )
 from kiln.dialects.validate import decode, require_range
 from kiln.wire import openai_text as wire
+from kiln.wire.openai_chat import Tier
 
 DEFAULT_MAX_TOKENS = 16
 MAX_LOGPROBS = 5
@@ -49,8 +51,7 @@ def decode_text(body: bytes) -> wire.TextRequest:
         )
     if request.logprobs is not None:
         require_range("logprobs", request.logprobs, 0, MAX_LOGPROBS)
-    if request.stream_options is not None and not request.stream:
-        raise InvalidField("stream_options needs stream=true", param="stream_options")
+    check_stream(request)
     check_limits(
         max_tokens=request.max_tokens,
         thinking_budget_tokens=request.thinking_budget_tokens,
@@ -61,13 +62,10 @@ def decode_text(body: bytes) -> wire.TextRequest:
 
 def to_reply(request: wire.TextRequest) -> TextReply:
     options = request.stream_options
-    tier: Tier | None = None
-    if request.service_tier is not None:
-        tier = "priority" if read_tier(request.service_tier) else "default"
     return TextReply(
         stream=request.stream is True,
         include_usage=options is not None and options.include_usage,
-        tier=tier,
+        tier=named_tier(request),
         echo=request.echo is True,
         logprobs=request.logprobs,
         token_ids=request.return_token_ids is True,
