@@ -18,7 +18,8 @@ from bench.serving import settings
 from kiln.cli.assembly import app_with, describe_model, load_model
 from kiln.cli.embedded import serve_app
 from kiln.engine.messages import EngineLimits
-from kiln.engine.process import ProcessEngine, RunnerPlan
+from kiln.engine.process.frames import RunnerPlan
+from kiln.engine.process.supervisor import ProcessEngine
 from kiln.loadgen.load import ClosedLoop, Until, run_load
 from kiln.loadgen.server import connect
 

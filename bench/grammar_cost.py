@@ -15,9 +15,9 @@ from kiln.backends.llamacpp import LlamaModel, LlamaRunner
 from kiln.cli.assembly import load_model
 from kiln.core.sampling import SamplingParams
 from kiln.core.settings import Settings
-from kiln.engine.grammar import GrammarCompiler
 from kiln.engine.loop import BatchingEngine
 from kiln.engine.ports import GenerationRequest
+from kiln.engine.sampling.grammar import GrammarCompiler
 from kiln.text.lark import json_of
 
 STREAMS = 16

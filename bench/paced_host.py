@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from kiln.backends.engine_host import listen, read_frame
 from kiln.backends.llamacpp import LlamaModel
-from kiln.engine.grammar import GrammarCompiler
 from kiln.engine.messages import StepReport
-from kiln.engine.ports import ModelCall
-from kiln.engine.process import Ready, Reported, encode_frame, plan_decoder
+from kiln.engine.process.frames import Ready, Reported, encode_frame, plan_decoder
+from kiln.engine.runner import ModelCall
+from kiln.engine.sampling.grammar import GrammarCompiler
 from kiln.engine.worker import EngineWorker, Inbox
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from kiln.core.sampling import SamplingParams
 from kiln.engine.ports import GenerationRequest
-from kiln.engine.sampler import SequenceSampler
+from kiln.engine.sampling.sampler import SequenceSampler
 
 ROWS = 16
 REPEATS = 40

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kiln.engine.sampler import Allowed, SequenceSampler
+from kiln.engine.sampling.sampler import Allowed, SequenceSampler
 from serve import traffic
 from serve.scripted import Stage, scripted_app
 from serve.servers import FIXTURES, serving

@@ -10,7 +10,8 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from kiln.engine.ports import AdapterFailed, AdapterSet, Chunk, KVExhausted, ModelCall
+from kiln.engine.ports import AdapterSet
+from kiln.engine.runner import AdapterFailed, Chunk, KVExhausted, ModelCall
 
 FAILSAFE_S = 30.0
 

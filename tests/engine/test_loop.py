@@ -34,10 +34,10 @@ from kiln.engine.ports import (
     Generation,
     GenerationEnd,
     GenerationRequest,
-    KVExhausted,
     ScoreSpec,
     ThinkingSpec,
 )
+from kiln.engine.runner import KVExhausted
 from kiln.thinking.gate import CloseSequence, GateLimits
 
 from .scripted import FAILSAFE_S, HashRunner, Hold, Script, ScriptedRunner

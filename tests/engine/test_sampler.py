@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kiln.core.sampling import MAX_SEED, SamplingParams
 from kiln.engine.ports import GenerationRequest
-from kiln.engine.sampler import SequenceSampler, final_distribution, uniform
+from kiln.engine.sampling.sampler import SequenceSampler, final_distribution, uniform
 
 Logits = NDArray[np.float32]
 

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from kiln.core.sampling import SamplingParams
 from kiln.core.tokens import FinishReason, Source
-from kiln.engine.ports import AdapterUse, Chunk, GenerationRequest, adapter_set
+from kiln.engine.ports import AdapterUse, GenerationRequest, adapter_set
+from kiln.engine.runner import Chunk
+from kiln.engine.sampling.speculation import Drafter
 from kiln.engine.schedule.host import HostPrefixes
 from kiln.engine.schedule.plan import Limits, Pick, PlannedCall, Restore
 from kiln.engine.schedule.scheduler import Scheduler
 from kiln.engine.sequence import Sequence
-from kiln.engine.speculation import Drafter
 
 from .cells import CellPool
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.engine.speculation import LONGEST_MATCH, SHORTEST_MATCH, Drafter
+from kiln.engine.sampling.speculation import LONGEST_MATCH, SHORTEST_MATCH, Drafter
 
 
 def drafter(tokens: Sequence[int], *, most: int = 8) -> Drafter:

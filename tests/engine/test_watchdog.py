@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kiln.engine.watchdog import GRACE_S, Watchdog
+from kiln.engine.process.watchdog import GRACE_S, Watchdog
 
 
 class Clock(asyncio.SelectorEventLoop):

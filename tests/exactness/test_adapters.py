@@ -15,7 +15,8 @@ from kiln.core.errors import AdapterUnusable, KilnError
 from kiln.core.sampling import SamplingParams
 from kiln.core.settings import Settings
 from kiln.engine.loop import BatchingEngine
-from kiln.engine.ports import AdapterUse, Chunk, GenerationRequest, ModelCall, ScoreSpec
+from kiln.engine.ports import AdapterUse, GenerationRequest, ScoreSpec
+from kiln.engine.runner import Chunk, ModelCall
 
 from .lora import shaken, write_adapter
 from .test_exact_requests import HOT, PLAIN, Heard, prompt

@@ -18,8 +18,8 @@ from kiln.core.completion import ChoiceEnd, Completion
 from kiln.core.messages import Conversation, Message
 from kiln.core.sampling import SamplingOverrides
 from kiln.core.turn import ChatTurn
-from kiln.engine.grammar import GrammarCompiler
 from kiln.engine.loop import BatchingEngine
+from kiln.engine.sampling.grammar import GrammarCompiler
 from serve.servers import FIXTURES, PROMPT, settings_of
 from text.samples import QWEN3
 

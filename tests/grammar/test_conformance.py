@@ -17,8 +17,8 @@ from jsonschema.validators import validator_for
 from kiln.chat.schemas import make_ready
 from kiln.core.sampling import SamplingParams
 from kiln.core.tokens import FinishReason
-from kiln.engine.grammar import GrammarCompiler
 from kiln.engine.ports import GenerationRequest
+from kiln.engine.sampling.grammar import GrammarCompiler
 from kiln.text.lark import json_of
 from serve.servers import FIXTURES
 

@@ -15,9 +15,9 @@ from kiln.core.budgets import Trigger
 from kiln.core.errors import GrammarFailed
 from kiln.core.sampling import SamplingParams
 from kiln.core.tokens import FinishReason, Source
-from kiln.engine.grammar import GrammarCompiler, GrammarState
 from kiln.engine.loop import BatchingEngine
 from kiln.engine.ports import GenerationRequest, ThinkingSpec
+from kiln.engine.sampling.grammar import GrammarCompiler, GrammarState
 from kiln.thinking.gate import CloseSequence, GateLimits
 
 from .letters import CALL, CLOSE, CLOSE_AND_BRACE, EOS, LAST_OF_CLOSE, N_VOCAB, NEWLINES, Letters, spell

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kiln.core.sampling import SamplingParams
 from kiln.engine.ports import GenerationRequest
-from kiln.engine.sampler import Allowed, SequenceSampler
+from kiln.engine.sampling.sampler import Allowed, SequenceSampler
 
 SIZE = 700
 GREEDY = SamplingParams(temperature=0.0)
@@ -101,7 +101,7 @@ def test_no_rounding_draws_what_is_not_allowed(
     params: SamplingParams, draw: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1.0 is never drawn, but what is cumulated in two ways may fall short of itself."""
-    monkeypatch.setattr("kiln.engine.sampler.uniform", lambda *key: draw)
+    monkeypatch.setattr("kiln.engine.sampling.sampler.uniform", lambda *key: draw)
     allowed = only(*range(100, 200), *range(300, 310))
     for seed in range(100):
         token, logprob = sampler(params).pick(noise(seed), allowed)

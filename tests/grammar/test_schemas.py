@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kiln.backends.llamacpp import LlamaModel
 from kiln.chat.schemas import LISTS, MAPS, MAX_NESTING, MAX_PROPERTIES, SINGLE, UNSUPPORTED, make_ready
 from kiln.core.errors import InvalidField
-from kiln.engine.grammar import GrammarCompiler
+from kiln.engine.sampling.grammar import GrammarCompiler
 from kiln.text.lark import json_of
 from serve.servers import FIXTURES
 

@@ -8,9 +8,9 @@ from kiln.backends.llamacpp import LlamaModel, LlamaRunner
 from kiln.chat.served import ServedModel
 from kiln.core.sampling import SamplingParams
 from kiln.core.tokens import FinishReason
-from kiln.engine.grammar import GrammarCompiler
 from kiln.engine.loop import BatchingEngine
 from kiln.engine.ports import GenerationRequest
+from kiln.engine.sampling.grammar import GrammarCompiler
 from kiln.text.lark import json_of
 
 # Every record repeats the names of the one before: much to draft.

@@ -19,7 +19,7 @@ from kiln.core.messages import Conversation
 from kiln.core.sampling import SamplingOverrides
 from kiln.core.tokens import FinishReason
 from kiln.core.turn import AnswerFormat, ChatTurn, ToolPolicy
-from kiln.engine.grammar import GrammarCompiler
+from kiln.engine.sampling.grammar import GrammarCompiler
 from kiln.text.lark import Lark
 from kiln.text.reasoning import ReasoningTags
 from kiln.text.tool_calls import FORMATS, ToolCall, ToolFormat

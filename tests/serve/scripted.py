@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from kiln.backends.llamacpp import LlamaModel
 from kiln.cli.assembly import app_over, describe_model, load_model
 from kiln.core.settings import Settings
-from kiln.engine.ports import ModelCall
+from kiln.engine.runner import ModelCall
 
 from .servers import settings_of
 

@@ -15,9 +15,8 @@ import threading
 from pathlib import Path
 
 from kiln.core.errors import InternalError, KilnError
-from kiln.engine.grammar import GrammarCompiler
 from kiln.engine.messages import StepReport
-from kiln.engine.process import (
+from kiln.engine.process.frames import (
     LENGTH_BYTES,
     Ready,
     Refused,
@@ -27,6 +26,7 @@ from kiln.engine.process import (
     plan_decoder,
     to_child,
 )
+from kiln.engine.sampling.grammar import GrammarCompiler
 from kiln.engine.worker import EngineWorker, Inbox
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kiln.engine.ports import Chunk, ModelCall, ModelRunner
+from kiln.engine.runner import Chunk, ModelCall, ModelRunner
 
 LENGTH = 12
 COMPANY = 3

@@ -17,7 +17,7 @@ from typing import Any
 from kiln.chat.conjunctions import patterns_together
 from kiln.core.errors import GrammarFailed, InvalidField
 from kiln.core.text import shorten
-from kiln.engine.grammar import GrammarCompiler
+from kiln.engine.sampling.grammar import GrammarCompiler
 from kiln.text.lark import json_of
 
 Schema = dict[str, Any] | bool

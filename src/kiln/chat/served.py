@@ -10,7 +10,7 @@ from kiln.adapters.registry import AdapterRegistry, no_adapters
 from kiln.core.rollout import PolicyIdentity
 from kiln.core.sampling import SamplingOverrides
 from kiln.core.tokens import Tokenizer
-from kiln.engine.grammar import GrammarCompiler
+from kiln.engine.sampling.grammar import GrammarCompiler
 from kiln.text.reasoning import ReasoningTags, TemplateThinking
 from kiln.text.template import ChatTemplate
 from kiln.text.tool_calls import ToolFormat

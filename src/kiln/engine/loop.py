@@ -12,9 +12,9 @@ from collections.abc import Sequence as SequenceOf
 
 from kiln.core.errors import EngineFailed, KilnError
 from kiln.engine.frontend import EngineFrontend
-from kiln.engine.grammar import GrammarCompiler
 from kiln.engine.messages import Command, EngineLimits
-from kiln.engine.ports import ModelRunner
+from kiln.engine.runner import ModelRunner
+from kiln.engine.sampling.grammar import GrammarCompiler
 from kiln.engine.worker import EngineWorker, Inbox
 
 log = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from kiln.core.errors import KilnError
 from kiln.core.tokens import FinishReason
-from kiln.engine.grammar import GrammarState
 from kiln.engine.ports import GenerationEnd, GenerationRequest, Timings, adapter_set
-from kiln.engine.sampler import SequenceSampler
-from kiln.engine.speculation import Drafter
+from kiln.engine.sampling.grammar import GrammarState
+from kiln.engine.sampling.sampler import SequenceSampler
+from kiln.engine.sampling.speculation import Drafter
 from kiln.thinking.gate import ThinkingGate
 
 

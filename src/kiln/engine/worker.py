@@ -20,23 +20,15 @@ from numpy.typing import NDArray
 
 from kiln.core.errors import AdapterUnusable, EngineFailed, GrammarFailed, InternalError, KilnError
 from kiln.core.tokens import FinishReason, TokenEvent
-from kiln.engine.grammar import GrammarCompiler, GrammarReady, GrammarThreads
 from kiln.engine.messages import Cancel, CloseThinking, Command, EngineLimits, StepReport, Submit
-from kiln.engine.picking import choose
-from kiln.engine.ports import (
-    AdapterFailed,
-    Chunk,
-    Delivery,
-    EngineStats,
-    KVExhausted,
-    ModelRunner,
-    ScoreSpec,
-    StepTimes,
-)
+from kiln.engine.ports import Delivery, EngineStats, ScoreSpec, StepTimes
+from kiln.engine.runner import AdapterFailed, Chunk, KVExhausted, ModelRunner
+from kiln.engine.sampling.grammar import GrammarCompiler, GrammarReady, GrammarThreads
+from kiln.engine.sampling.picking import choose
+from kiln.engine.sampling.scoring import score_position
 from kiln.engine.schedule.host import HostPrefixes
 from kiln.engine.schedule.plan import Copy, Limits, PlannedCall, Step
 from kiln.engine.schedule.scheduler import Scheduler
-from kiln.engine.scoring import score_position
 from kiln.engine.sequence import Sequence
 from kiln.thinking.gate import ThinkingGate
 

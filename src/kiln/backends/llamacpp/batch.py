@@ -8,7 +8,7 @@ import llama_cpp.llama_cpp as native
 import numpy as np
 from numpy.typing import NDArray
 
-from kiln.engine.ports import ModelCall
+from kiln.engine.runner import ModelCall
 
 
 class RowBatch:

@@ -13,7 +13,8 @@ from typing import Any
 
 import llama_cpp.llama_cpp as native
 
-from kiln.engine.ports import AdapterFailed, AdapterSet
+from kiln.engine.ports import AdapterSet
+from kiln.engine.runner import AdapterFailed
 
 
 class AdapterShelf:

@@ -18,7 +18,7 @@ from kiln.backends.llamacpp.library import recent_errors
 from kiln.backends.llamacpp.lora import AdapterShelf
 from kiln.backends.llamacpp.model import LlamaModel
 from kiln.core.errors import EngineFailed, ModelLoadError
-from kiln.engine.ports import KVExhausted, ModelCall
+from kiln.engine.runner import KVExhausted, ModelCall
 
 MAX_ROWS = 2048
 MICRO_BATCH = 512

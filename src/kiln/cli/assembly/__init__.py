@@ -20,7 +20,8 @@ from kiln.cli.assembly.sources import CatalogSource
 from kiln.cli.extensions import load_filter
 from kiln.core.errors import SetupError
 from kiln.core.settings import Settings
-from kiln.engine.ports import Engine, ModelRunner
+from kiln.engine.ports import Engine
+from kiln.engine.runner import ModelRunner
 from kiln.http.app import build_app
 from kiln.http.metrics import Metrics
 from kiln.http.state import ServerState

@@ -18,11 +18,13 @@ from kiln.cli.assembly.models import describe_model, load_model
 from kiln.cli.assembly.sizes import host_cache_bytes, kv_cells, sequences, threads
 from kiln.core.settings import Settings
 from kiln.engine.cache import CachingEngine
-from kiln.engine.grammar import GrammarCompiler
 from kiln.engine.loop import BatchingEngine
 from kiln.engine.messages import EngineLimits
-from kiln.engine.ports import Engine, ModelRunner
-from kiln.engine.process import ProcessEngine, RunnerPlan
+from kiln.engine.ports import Engine
+from kiln.engine.process.frames import RunnerPlan
+from kiln.engine.process.supervisor import ProcessEngine
+from kiln.engine.runner import ModelRunner
+from kiln.engine.sampling.grammar import GrammarCompiler
 
 if TYPE_CHECKING:
     from kiln.backends.llamacpp import LlamaModel

@@ -18,7 +18,7 @@ from kiln.cli.assembly.sizes import context_length, threads
 from kiln.core.errors import ConfigError, ModelLoadError, RequestError
 from kiln.core.sampling import SamplingOverrides, merge_sampling
 from kiln.core.settings import Settings
-from kiln.engine.grammar import GrammarCompiler
+from kiln.engine.sampling.grammar import GrammarCompiler
 from kiln.text.reasoning import ReasoningTags, find_tags, probe_template
 from kiln.text.template import ChatTemplate
 from kiln.text.tool_calls import find_tool_format

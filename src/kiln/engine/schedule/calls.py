@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 
-from kiln.engine.ports import Chunk, LogitsWanted, ModelCall
+from kiln.engine.runner import Chunk, LogitsWanted, ModelCall
 from kiln.engine.schedule.plan import Admission, PlannedCall
 from kiln.engine.sequence import Sequence
 

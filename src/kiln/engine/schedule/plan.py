@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kiln.core.tokens import Source
-from kiln.engine.ports import AdapterSet, ModelCall
+from kiln.engine.ports import AdapterSet
+from kiln.engine.runner import ModelCall
 from kiln.engine.schedule.host import SavedPrefix
 from kiln.engine.sequence import Sequence
 

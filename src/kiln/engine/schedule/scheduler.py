@@ -18,7 +18,8 @@ from __future__ import annotations
 import numpy as np
 
 from kiln.core.tokens import FinishReason, Source
-from kiln.engine.ports import AdapterSet, Chunk, ModelCall
+from kiln.engine.ports import AdapterSet
+from kiln.engine.runner import Chunk, ModelCall
 from kiln.engine.schedule.admission import Admitter, Draft
 from kiln.engine.schedule.calls import EXACT_ROWS, decode_calls, prefill_calls
 from kiln.engine.schedule.host import HostPrefixes

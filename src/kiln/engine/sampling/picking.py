@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from kiln.core.errors import AdapterUnusable
 from kiln.core.tokens import Source
-from kiln.engine.grammar import GrammarState
+from kiln.engine.sampling.grammar import GrammarState
 from kiln.engine.schedule.plan import Pick
 from kiln.engine.sequence import Sequence
 from kiln.thinking.gate import ThinkingGate

@@ -1,10 +1,9 @@
-"""The engine in a process of its own, supervised: native code may die, the server lives on.
+"""Supervises the engine's process: native code may die, the server lives on.
 
-One frame each way a step over a socket pair: a four-byte length, then msgpack. The child loads the
-model and runs an `EngineWorker`; this side tokenizes with a vocabulary of its own and never loads
-weights. When the child dies, requests it had begun end with a retryable error, requests it had not
-begun are sent to its successor, and new ones wait for it. A child that hangs is killed, so that it is
-one that dies.
+The child loads the model and runs an `EngineWorker`; this side tokenizes with a vocabulary of its own
+and never loads weights. When the child dies, requests it had begun end with a retryable error, requests
+it had not begun are sent to its successor, and new ones wait for it. A child that hangs is killed, so
+that it is one that dies.
 """
 
 from __future__ import annotations
@@ -17,93 +16,33 @@ import socket
 from asyncio.subprocess import Process
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
-import msgspec
 from msgspec import structs
 
 from kiln.core.errors import EngineFailed, KilnError, ModelLoadError, error_of_code
 from kiln.engine.frontend import EngineFrontend
-from kiln.engine.messages import CloseThinking, Command, EngineLimits, StepReport
+from kiln.engine.messages import CloseThinking, Command
 from kiln.engine.ports import EngineStats
-from kiln.engine.watchdog import Watchdog
+from kiln.engine.process.frames import (
+    LENGTH_BYTES,
+    FromChild,
+    Ready,
+    Refused,
+    Reported,
+    RunnerPlan,
+    ToChild,
+    encode_frame,
+    from_child,
+)
+from kiln.engine.process.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
-LENGTH_BYTES = 4
 STOP_WITHIN_S = 10.0
 # After so many failed starts callers are refused until one succeeds.
 START_ATTEMPTS = 3
 RESTART_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerPlan:
-    """How the child makes its runner."""
-
-    model_path: str
-    sequences: int
-    kv_cells: int
-    threads: int
-    adapters: int
-    limits: EngineLimits
-    log_level: str
-
-
-class Ready(msgspec.Struct, tag=True):
-    """The child serves. `facts` go to `/v1/config`."""
-
-    facts: dict[str, Any]
-
-
-class Refused(msgspec.Struct, tag=True):
-    """The child could not start."""
-
-    code: str
-    message: str
-    hint: str | None
-
-
-class Reported(msgspec.Struct, tag=True):
-    report: StepReport
-
-
-FromChild = Ready | Refused | Reported
-
-
-class ToChild(msgspec.Struct):
-    """A command, or None for the end."""
-
-    command: Command | None
-
-
-def encode_frame(message: object) -> bytes:
-    """A message with its length before it. Errors inside travel as code and message."""
-    body = _ENCODER.encode(message)
-    return len(body).to_bytes(LENGTH_BYTES, "big") + body
-
-
-def _to_plain(value: object) -> object:
-    if isinstance(value, KilnError):
-        return [value.code, value.message]
-    if isinstance(value, frozenset):
-        return sorted(value)
-    raise NotImplementedError(type(value))
-
-
-def _from_plain(kind: type, value: Any) -> Any:
-    if issubclass(kind, KilnError):
-        code, message = value
-        return error_of_code(code, message)
-    raise NotImplementedError(kind)
-
-
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_to_plain)
-from_child = msgspec.msgpack.Decoder(FromChild, dec_hook=_from_plain)
-to_child = msgspec.msgpack.Decoder(ToChild, dec_hook=_from_plain)
-plan_decoder = msgspec.msgpack.Decoder(RunnerPlan)
 
 
 class ProcessEngine(EngineFrontend):

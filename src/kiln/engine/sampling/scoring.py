@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kiln.core.scoring import PositionScore
-from kiln.engine.sampler import top_ids
+from kiln.engine.sampling.sampler import top_ids
 
 
 def score_position(logits: NDArray[np.float32], token: int, top_k: int) -> PositionScore:

@@ -20,7 +20,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from kiln.core.errors import GrammarFailed, KilnError
 from kiln.core.tokens import Tokenizer
-from kiln.engine.sampler import Allowed
+from kiln.engine.sampling.sampler import Allowed
 
 log = logging.getLogger(__name__)
 
