@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp
 from kiln.cli.assembly import create_app
 from kiln.cli.embedded import serve_app
 from kiln.core.settings import Settings
+from kiln.http.connection import protocol_within
 
 from . import traffic
 
@@ -163,13 +165,15 @@ def settings_of(**values: Any) -> Settings:
 
 
 @contextmanager
-def serving(app: ASGIApp) -> Iterator[Server]:
-    with serve_app(app) as url, traffic.client(url) as client:
+def serving(app: ASGIApp, http: type[asyncio.Protocol] | None = None) -> Iterator[Server]:
+    with serve_app(app, http) as url, traffic.client(url) as client:
         yield Server(url, client)
 
 
 @contextmanager
 def serving_model(**values: Any) -> Iterator[Server]:
     """The bundled model, or that of `model__path`, under some settings."""
-    with serving(create_app(settings_of(**values))) as server:
+    settings = settings_of(**values)
+    app = create_app(settings)
+    with serving(app, protocol_within(settings.server, app)) as server:
         yield server

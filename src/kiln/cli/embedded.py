@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kiln.core.errors import ModelLoadError
 from kiln.core.settings import Settings
+from kiln.http.connection import protocol_within
 
 STOP_WITHIN_S = 10.0
 
@@ -29,13 +31,17 @@ def embedded_server(settings: Settings) -> Iterator[str]:
     # Reachable on loopback only, whatever server.host says of `kiln serve`: no key is needed.
     server = replace(settings.server, host="127.0.0.1")
     settings = replace(settings, server=server, auth=replace(settings.auth, anonymous=True))
-    with serve_app(assembly.create_app(settings)) as url:
+    app = assembly.create_app(settings)
+    with serve_app(app, protocol_within(server, app)) as url:
         yield url
 
 
 @contextmanager
-def serve_app(app: ASGIApp) -> Iterator[str]:
-    """Run an ASGI app under uvicorn on a thread of its own; gives the base URL."""
+def serve_app(app: ASGIApp, http: type[asyncio.Protocol] | None = None) -> Iterator[str]:
+    """Run an ASGI app under uvicorn on a thread of its own; gives the base URL.
+
+    Unset, `http` is uvicorn's own protocol.
+    """
     failures: list[BaseException] = []
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,7 +55,7 @@ def serve_app(app: ASGIApp) -> Iterator[str]:
 
     # Bound here, so that the port is known and connections wait from the first moment on.
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(_configured(guarded))
+        server = uvicorn.Server(_configured(guarded, http))
         thread = threading.Thread(
             target=_run, args=(server, listener, failures), name="kiln-embedded", daemon=True
         )
@@ -65,7 +71,7 @@ def serve_app(app: ASGIApp) -> Iterator[str]:
             thread.join(STOP_WITHIN_S)
 
 
-def _configured(app: ASGIApp) -> uvicorn.Config:
+def _configured(app: ASGIApp, http: type[asyncio.Protocol] | None) -> uvicorn.Config:
     # The chat owns the terminal, so nothing is logged, and its signals stay its own.
     return uvicorn.Config(
         app,
@@ -73,6 +79,8 @@ def _configured(app: ASGIApp) -> uvicorn.Config:
         log_config=None,
         log_level="critical",
         access_log=False,
+        http=http or "auto",
+        ws="none",
         timeout_graceful_shutdown=1,
     )
 

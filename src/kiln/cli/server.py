@@ -16,7 +16,13 @@ from starlette.applications import Starlette
 from kiln.cli.assembly import create_app
 from kiln.core.errors import ConfigError, ModelLoadError, SetupError
 from kiln.core.settings import Settings
+from kiln.http.connection import protocol_within
 from kiln.http.state import ServerState
+
+log = logging.getLogger(__name__)
+
+# Files that a server has open besides its connections: the model, the store, pipes, connections of tools.
+_OTHER_FILES = 256
 
 
 def serve(settings: Settings, on_ready: Callable[[str], None] | None = None) -> None:
@@ -30,6 +36,7 @@ def serve(settings: Settings, on_ready: Callable[[str], None] | None = None) -> 
     if settings.server.log_level == "info":
         logging.getLogger("kiln.llamacpp").setLevel(logging.WARNING)
     app = create_app(settings)
+    _allow_open_files(settings.server.max_connections)
     listener = _listen(settings.server.host, settings.server.port)
     config = uvicorn.Config(
         app,
@@ -40,7 +47,8 @@ def serve(settings: Settings, on_ready: Callable[[str], None] | None = None) -> 
         lifespan="on",
         # The drain cuts running requests at the grace limit; this is the second line behind it.
         timeout_graceful_shutdown=int(settings.server.shutdown_grace_s) + 5,
-        h11_max_incomplete_event_size=64 * 1024,
+        http=protocol_within(settings.server, app),
+        ws="none",
     )
     with listener:
         host, port = listener.getsockname()[:2]
@@ -99,6 +107,28 @@ def _listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {os.strerror(error.errno) if error.errno else error}",
             hint="Choose another address with --host and --port.",
         ) from None
+
+
+def _allow_open_files(connections: int) -> None:
+    """Raise the process's limit of open files so that these connections fit, as far as the system allows."""
+    try:
+        import resource
+    except ImportError:
+        return  # Windows has no such limit
+    wanted = connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted:
+        log.warning(
+            "the system allows %d open files, too few for server.max_connections = %d; raise `ulimit -n`",
+            soft,
+            connections,
+        )
 
 
 def _url_host(host: str) -> str:

@@ -4,6 +4,7 @@
     ├── RequestError                 the caller can mend it
     │   ├── InvalidJson              400 invalid_json
     │   ├── InvalidField             400 invalid_field
+    │   ├── MalformedHttp            400 malformed_http
     │   ├── InvalidAdapter           400 invalid_adapter
     │   ├── TemplateFailed           400 chat_template_failed
     │   ├── KeyRefused               400 key_refused
@@ -35,9 +36,11 @@
     │   ├── AgentInvalid             409 agent_invalid
     │   ├── RequestIdInUse           409 request_id_in_use
     │   ├── BodyTooSlow              408 body_too_slow
+    │   ├── HeadTooSlow              408 head_too_slow
     │   ├── BodyTooLarge             413 body_too_large
     │   ├── AdapterQuotaExceeded     413 adapter_quota_exceeded
     │   ├── UnsupportedMediaType     415 unsupported_media_type
+    │   ├── HeadTooLarge             431 head_too_large
     │   ├── QueueFull                429 queue_full
     │   ├── TooManyAtOnce            429 concurrency_limit_exceeded
     │   └── TooManyPerMinute         429 rate_limit_exceeded
@@ -45,6 +48,7 @@
     │   ├── EngineFailed             503 engine_failed
     │   ├── ModelUnavailable         503 model_unavailable
     │   ├── RequestTimedOut          504 request_timed_out
+    │   ├── TooManyConnections       503 too_many_connections
     │   ├── ShuttingDown             503 shutting_down
     │   ├── StoreFailed              503 store_failed
     │   └── InternalError            500 internal_error
@@ -94,6 +98,11 @@ class InvalidJson(RequestError):
 class InvalidField(RequestError):
     code = "invalid_field"
     hint = "Correct the named field; GET /docs lists every field with its type and bounds."
+
+
+class MalformedHttp(RequestError):
+    code = "malformed_http"
+    hint = "Send requests in HTTP/1.1, with a content-length that is right."
 
 
 class InvalidAdapter(RequestError):
@@ -280,6 +289,12 @@ class BodyTooSlow(RequestError):
     hint = "Send the body at once, or raise server.body_timeout_s."
 
 
+class HeadTooSlow(RequestError):
+    status = 408
+    code = "head_too_slow"
+    hint = "Send the header fields at once, or raise server.header_timeout_s."
+
+
 class BodyTooLarge(RequestError):
     status = 413
     code = "body_too_large"
@@ -296,6 +311,12 @@ class UnsupportedMediaType(RequestError):
     status = 415
     code = "unsupported_media_type"
     hint = "Send the header `content-type: application/json`."
+
+
+class HeadTooLarge(RequestError):
+    status = 431
+    code = "head_too_large"
+    hint = "Send fewer or shorter header fields and a shorter URL, or raise server.max_header_bytes."
 
 
 class QueueFull(RequestError):
@@ -342,6 +363,13 @@ class RequestTimedOut(ServiceError):
     status = 504
     code = "request_timed_out"
     hint = "Ask for fewer tokens, or raise engine.request_timeout_s."
+
+
+class TooManyConnections(ServiceError):
+    status = 503
+    code = "too_many_connections"
+    retry_after_s = 1
+    hint = "Close connections that are not needed, or raise server.max_connections."
 
 
 class ShuttingDown(ServiceError):

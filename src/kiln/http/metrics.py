@@ -78,6 +78,9 @@ class Metrics:
         self._completions = self._counter(
             "kiln_completions", "Completions by how they ended.", ("finish_reason",)
         )
+        self._connections = self._counter(
+            "kiln_refused_connections", "Connections closed before a request was taken from them.", ("code",)
+        )
         self._refused = self._counter("kiln_refused_turns", "Turns refused before they began.", ("code",))
         self._phases = self._counter(
             "kiln_phase_seconds", "Time of finished completions by phase.", ("phase",)
@@ -133,6 +136,9 @@ class Metrics:
 
     def turn_refused(self, budget: Budget, error: KilnError) -> None:
         self._refused.labels(error.code).inc()
+
+    def connection_refused(self, error: KilnError) -> None:
+        self._connections.labels(error.code).inc()
 
     def response_sent(self, status: int) -> None:
         self._responses.labels(f"{status // 100}xx").inc()

@@ -54,6 +54,13 @@ class ServerSettings:
     body_timeout_s: float = setting(
         60.0, "Seconds that a client may take to send a JSON body.", above=0
     )
+    max_header_bytes: int = setting(
+        65_536, "Largest request head in bytes: URL and header fields together.", low=1024
+    )
+    header_timeout_s: float = setting(
+        30.0, "Seconds that a connection may take to bring a whole request head.", above=0
+    )
+    max_connections: int = setting(4096, "Connections open at once; one more is answered with 503.", low=1)
     shutdown_grace_s: float = setting(
         10.0, "Seconds that running requests get to finish at shutdown before they are cut.", low=0
     )
