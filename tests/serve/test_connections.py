@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -75,6 +76,10 @@ def admitted(server: Server, path: str) -> httpx.Response:
         response = httpx.get(f"{server.url}{path}", timeout=60)
         if response.status_code != 503:
             return response
+
+
+def is_served(client: httpx.Client) -> bool:
+    return client.get("/health").status_code == 200
 
 
 def refused(server: Server, code: str) -> float:
@@ -255,7 +260,7 @@ def test_a_client_beyond_the_limit_is_told_so(crowded: tuple[Server, Stage]) -> 
     with contextlib.ExitStack() as stack:
         held = [stack.enter_context(httpx.Client(base_url=server.url, timeout=60)) for _ in range(MOST)]
         for client in held:
-            wait_until(lambda client=client: client.get("/health").status_code == 200, "there is a place")
+            wait_until(partial(is_served, client), "there is a place")
         response = httpx.get(f"{server.url}/health", timeout=60)
         assert response.status_code == 503
         assert response.headers["retry-after"] == "1"
