@@ -224,9 +224,9 @@ class SamplingSettings:
     max_tokens: int | None = setting(None, "Completion tokens of a request at most.", low=0)
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogModelSettings:
-    """A model that is loaded when a request names it. What is unset is as for the default model."""
+@dataclass(frozen=True)
+class _CatalogModelKeys:
+    """The keys of `[models.<id>]` beside those of `[sampling]`."""
 
     path: str | None = setting(None, "A .gguf file, or a hub reference `owner/name[:quant-or-file]`.")
     ctx_size: int | None = setting(
@@ -241,22 +241,12 @@ class CatalogModelSettings:
     chat_template_file: str | None = setting(
         None, "File with a Jinja chat template to use instead of the model's own."
     )
-    temperature: float | None = setting(None, "Sampling temperature; 0 always takes the best.", low=0)
-    top_p: float | None = setting(None, "Smallest set of tokens with this probability mass.", low=0, high=1)
-    top_k: int | None = setting(None, "Number of best tokens kept; 0 keeps all.", low=0)
-    min_p: float | None = setting(
-        None, "Least probability kept, as a share of the best token's.", low=0, high=1
-    )
-    presence_penalty: float | None = setting(
-        None, "Taken off the logits of tokens generated before.", low=-2, high=2
-    )
-    frequency_penalty: float | None = setting(
-        None, "Taken off the logits of generated tokens, once for each occurrence.", low=-2, high=2
-    )
-    repetition_penalty: float | None = setting(
-        None, "Divides the positive logits of tokens seen in prompt or completion; 1 is off.", above=0
-    )
-    max_tokens: int | None = setting(None, "Completion tokens of a request at most.", low=0)
+
+
+# Fields of the last base come first. Only one of two bases can have slots.
+@dataclass(frozen=True)
+class CatalogModelSettings(SamplingSettings, _CatalogModelKeys):
+    """A model that is loaded when a request names it. What is unset is as for the default model."""
 
     def __post_init__(self) -> None:
         if self.path is None:
