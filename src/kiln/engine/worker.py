@@ -12,20 +12,15 @@ import logging
 import queue
 import time
 from collections import deque
-from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kiln.core.errors import AdapterUnusable, EngineFailed, GrammarFailed, InternalError, KilnError
-from kiln.core.tokens import FinishReason, TokenEvent
-from kiln.engine.messages import Cancel, CloseThinking, Command, EngineLimits, StepReport, Submit
-from kiln.engine.ports import Delivery, EngineStats, ScoreSpec, StepTimes
-from kiln.engine.runner import AdapterFailed, Chunk, KVExhausted, ModelRunner
+from kiln.core.errors import AdapterUnusable, EngineFailed, GrammarFailed, KilnError
+from kiln.core.tokens import FinishReason
+from kiln.engine.messages import Cancel, CloseThinking, Command, EngineLimits, Submit
+from kiln.engine.outbox import Outbox, Publish
+from kiln.engine.outputs import OutputProcessor
+from kiln.engine.runner import AdapterFailed, KVExhausted, ModelRunner
 from kiln.engine.sampling.grammar import GrammarCompiler, GrammarReady, GrammarThreads
-from kiln.engine.sampling.picking import choose
-from kiln.engine.sampling.scoring import score_position
 from kiln.engine.schedule.host import HostPrefixes
 from kiln.engine.schedule.plan import Copy, Limits, PlannedCall, Step
 from kiln.engine.schedule.scheduler import Scheduler
@@ -39,7 +34,6 @@ DRAFT_ROWS = 16
 # Idle for so long, the worker moves retained prefixes to the host's memory.
 TIDY_AFTER_S = 0.1
 
-Publish = Callable[[StepReport], None]
 # Commands, and what the compiling threads say, in one line: either wakes an idle worker.
 Inbox = queue.SimpleQueue[Command | GrammarReady | None]
 
@@ -59,7 +53,6 @@ class EngineWorker:
         self._pieces = pieces
         # What cannot be trimmed cannot take a draft back.
         self._draft_tokens = limits.draft_tokens if runner.can_share else 0
-        self._publish = publish
         self._checks_books = limits.checks_books
         keeps = runner.can_share and limits.host_bytes > 0
         self._scheduler = Scheduler(
@@ -86,12 +79,10 @@ class EngineWorker:
         self._commands: Inbox | None = None
         # Commands that came during a step and wait for its end.
         self._put_off: deque[Command | GrammarReady | None] = deque()
-        self._outbox: dict[int, Delivery] = {}
-        self._admitted: list[int] = []
-        self._times = StepTimes()
+        self._outbox = Outbox(publish)
+        self._outputs = OutputProcessor(runner, self._scheduler, self._outbox)
+        # Whether the cache refused the last call.
         self._refused = False
-        self._drafted = self._accepted = self._restored = 0
-        self._steps = self._computed = self._cached = self._preemptions = 0
 
     def run(self, commands: Inbox) -> None:
         """Turn steps until a None command arrives; sleep on the queue while idle."""
@@ -197,7 +188,7 @@ class EngineWorker:
         for planned, is_decode in calls:
             if not self._call(planned, is_decode=is_decode):
                 break  # a later call of the step may build on this one
-        self._steps += 1
+        self._outbox.steps += 1
 
     def _begin(self, step: Step) -> None:
         dropped, copies = self._scheduler.begin(step, time.monotonic())
@@ -210,14 +201,14 @@ class EngineWorker:
             else:
                 self._runner.restore(copy.target, copy.saved.data)
                 self._runner.trim(copy.target, copy.length)
-                self._restored += copy.length
-        self._preemptions += len(step.preempted)
+                self._outbox.restored += copy.length
+        self._outbox.preemptions += len(step.preempted)
         if step.admitted:
             # Before the model sees them: if it dies of one of them, it is known whose fault that may be.
-            self._admitted.extend(admission.sequence.key for admission in step.admitted)
+            self._outbox.admitted.extend(admission.sequence.key for admission in step.admitted)
             self._flush()
         for admission in step.admitted:
-            self._cached += admission.shared
+            self._outbox.cached += admission.shared
 
     def _call(self, planned: PlannedCall, *, is_decode: bool) -> bool:
         """Run a call and pick from its logits. False if the cache refused it and nothing was computed."""
@@ -240,90 +231,29 @@ class EngineWorker:
         now = time.monotonic()
         self._scheduler.apply(planned)
         self._note_time(planned.rows, now - started, is_decode=is_decode)
-        row = 0
-        for sequence, chunk in zip(planned.rows, planned.call.chunks, strict=True):
-            rows = logits[row : row + chunk.outputs]
-            row += chunk.outputs
-            if sequence.generated == 0:
-                self._computed += len(chunk.tokens)
-                if sequence.request.narrated:
-                    self._post(sequence).prompt_read = sequence.computed
-            if sequence.request.scores is not None:
-                self._score(sequence, chunk, rows, sequence.request.scores)
-            elif chunk.outputs:
-                self._go_on(sequence, chunk, rows, now)
+        for sequence, reason, error in self._outputs.process(planned, logits, now):
+            self._end(sequence, reason, error)
         if self._grammars is not None:
             states = [s.grammar for s in planned.rows if s.grammar is not None and s.follows_grammar]
             self._grammars.foresee(states)
-        self._times.sampling_s += time.monotonic() - now
+        self._outbox.times.sampling_s += time.monotonic() - now
         return True
 
     def _note_time(self, rows: SequenceOf[Sequence], seconds: float, *, is_decode: bool) -> None:
         if is_decode:
-            self._times.decode_s += seconds
+            self._outbox.times.decode_s += seconds
             for sequence in rows:
                 sequence.decode_s += seconds
         else:
-            self._times.prefill_s += seconds
+            self._outbox.times.prefill_s += seconds
             for sequence in set(rows):
                 sequence.prefill_s += seconds
-
-    def _go_on(self, sequence: Sequence, chunk: Chunk, rows: NDArray[np.float32], now: float) -> None:
-        """Pick the next token, and those after it for as long as the draft is what is picked."""
-        draft = chunk.tokens[1:] if len(rows) > 1 else ()
-        reason, error, picked = None, None, 0
-        started = time.monotonic()
-        for logits, drafted in zip(rows, (*draft, None), strict=True):
-            try:
-                token, reason = self._pick(sequence, logits, now)
-            except KilnError as failure:
-                reason, error = FinishReason.ERROR, failure
-                break
-            picked += 1
-            if reason is not None or token != drafted:
-                break
-        sequence.sampling_s += time.monotonic() - started
-        if draft:
-            self._drafted += len(draft)
-            self._accepted += max(picked - 1, 0)
-            assert sequence.slot is not None
-            self._runner.trim(sequence.slot, self._scheduler.settle(sequence, chunk, max(picked, 1)))
-        if reason is not None:
-            self._end(sequence, reason, error)
-
-    def _pick(
-        self, sequence: Sequence, logits: NDArray[np.float32], now: float
-    ) -> tuple[int, FinishReason | None]:
-        """Pick one token, and say why the sequence ends with it if it does. Raises KilnError."""
-        try:
-            pick = choose(sequence, logits, now)
-        except KilnError:
-            raise
-        except Exception:
-            # A fault in one request's sampling must not cost the others anything.
-            log.exception("sampling failed")
-            raise InternalError("sampling failed for this request") from None
-        top_k = sequence.request.top_logprobs
-        score = None if top_k is None else score_position(logits, pick.token, top_k)
-        self._post(sequence).tokens.append(TokenEvent(pick.token, pick.source, pick.logprob, now, score))
-        return pick.token, self._scheduler.accept(sequence, pick, now)
-
-    def _score(self, sequence: Sequence, chunk: Chunk, rows: NDArray[np.float32], spec: ScoreSpec) -> None:
-        scores = self._post(sequence).scores
-        for offset, logits in enumerate(rows):
-            following = chunk.start + offset + 1
-            # After a preemption the prompt is computed again, but each position is reported once.
-            if sequence.scored < following < len(sequence.tokens):
-                sequence.scored = following
-                scores.append(score_position(logits, sequence.tokens[following], spec.top_k))
-        if sequence.computed == len(sequence.tokens):
-            self._end(sequence, FinishReason.LENGTH)
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: KilnError | None = None) -> None:
         self._drop(self._scheduler.finish(sequence))
         self._compiling.pop(sequence.key, None)
         del self._sequences[sequence.key]
-        self._post(sequence).end = sequence.end(reason, time.monotonic(), error)
+        self._outbox.post(sequence.key).end = sequence.end(reason, time.monotonic(), error)
 
     def _end_too_large(self, sequence: Sequence) -> None:
         self._end(sequence, FinishReason.ERROR, EngineFailed("the KV cache cannot hold the request"))
@@ -356,29 +286,6 @@ class EngineWorker:
         for slot in slots:
             self._runner.drop(slot)
 
-    def _post(self, sequence: Sequence) -> Delivery:
-        delivery = self._outbox.get(sequence.key)
-        if delivery is None:
-            delivery = self._outbox[sequence.key] = Delivery(step=self._times)
-        return delivery
-
     def _flush(self) -> None:
         """Hand everything that happened to the event loop at once."""
-        scheduler = self._scheduler
-        stats = EngineStats(
-            running=len(scheduler.running),
-            waiting=scheduler.waiting + len(self._compiling),
-            kv_cells_used=scheduler.ledger.cells - scheduler.ledger.free,
-            kv_cells=scheduler.ledger.cells,
-            steps=self._steps,
-            prompt_tokens_computed=self._computed,
-            prompt_tokens_cached=self._cached,
-            preemptions=self._preemptions,
-            adapter_switches=scheduler.switches,
-            prompt_tokens_restored=self._restored,
-            tokens_drafted=self._drafted,
-            drafts_accepted=self._accepted,
-        )
-        self._times.handed = time.monotonic()
-        self._publish(StepReport(self._outbox, self._admitted, stats))
-        self._outbox, self._admitted, self._times = {}, [], StepTimes()
+        self._outbox.flush(self._scheduler, waiting=self._scheduler.waiting + len(self._compiling))
