@@ -74,7 +74,10 @@ class Message(Struct, kw_only=True):
 
 
 class ProfileFields(GenerationFields, kw_only=True):
-    """What chat and text completions both have beside the prompt."""
+    """What chat and text completions both have beside the prompt.
+
+    The refused ones are those by which other servers constrain an answer: without them it is another answer.
+    """
 
     n: ChoiceCount | None = None
     stream: bool | None = None
@@ -83,6 +86,18 @@ class ProfileFields(GenerationFields, kw_only=True):
     ignore_eos: bool | None = None
     service_tier: str | None = None
     user: str | None = None
+    guided_json: Refused = None
+    guided_regex: Refused = None
+    guided_choice: Refused = None
+    guided_grammar: Refused = None
+    structured_outputs: Refused = None
+    structural_tag: Refused = None
+    json_schema: Refused = None
+    grammar: Refused = None
+    ebnf: Refused = None
+    regex: Refused = None
+    allowed_token_ids: Refused = None
+    bad_words: Refused = None
 
 
 class ChatRequest(ProfileFields, kw_only=True):

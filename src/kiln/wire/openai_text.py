@@ -27,6 +27,11 @@ class TextRequest(ProfileFields, kw_only=True):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     suffix: Refused = None
+    response_format: Refused = None
+    tools: Refused = None
+    tool_choice: Refused = None
+    functions: Refused = None
+    function_call: Refused = None
 
 
 class TextLogprobs(Struct, kw_only=True):

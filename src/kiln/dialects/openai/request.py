@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kiln.core.errors import InvalidField
 from kiln.core.messages import Conversation
 from kiln.core.turn import AnswerFormat, ChatTurn, ToolPolicy
+from kiln.dialects.openai.constraints import refuse_foreign
 from kiln.dialects.openai.messages import read_messages, read_policy, read_tools
 from kiln.dialects.openai.sampling import (
     check_limits,
@@ -48,6 +49,7 @@ class ChatReply:
 def decode_request(body: bytes) -> wire.ChatRequest:
     """Decode and check a request body. Every refusal names the field."""
     request = decode(body, wire.ChatRequest)
+    refuse_foreign(request)
     _refuse_unsupported(request)
     if request.top_logprobs is not None:
         require_range("top_logprobs", request.top_logprobs, 0, MAX_TOP_LOGPROBS)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kiln.core.errors import InvalidField
 from kiln.core.messages import Conversation
 from kiln.core.turn import ChatTurn, RawPrompt
+from kiln.dialects.openai.constraints import refuse_foreign, refuse_wishes_of_chat
 from kiln.dialects.openai.sampling import (
     check_limits,
     check_stream,
@@ -43,6 +44,8 @@ class TextReply:
 def decode_text(body: bytes) -> wire.TextRequest:
     """Decode and check a request body. Every refusal names the field."""
     request = decode(body, wire.TextRequest)
+    refuse_foreign(request)
+    refuse_wishes_of_chat(request)
     if request.suffix is not None:
         raise InvalidField("suffix is not supported", param="suffix", hint="Put it into the prompt.")
     if request.best_of is not None and request.best_of != 1:
