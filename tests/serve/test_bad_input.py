@@ -309,7 +309,35 @@ def test_lone_surrogates(server: Server, escape: str, field: str) -> None:
     body = '{"messages":[{"role":"user",%s}],"max_tokens":4}' % (field % escape)
     response = send(server, body)
     assert response.status_code == 400
-    assert response.json()["error"]["code"] in ("invalid_json", "invalid_field")
+    error = response.json()["error"]
+    assert error["code"] == "invalid_json" and "half of a surrogate pair" in error["message"]
+    assert error["param"].startswith("messages[0].")
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        (
+            '{"messages":[{"role":"user","content":"ab\\ud83d"}]}',
+            "messages[0].content",
+            r"`messages[0].content` has half of a surrogate pair, \ud83d, as character 3",
+        ),
+        ('{"messages":[],"x":{"a\\udc00":1}}', "x", r"the name of a member of `x` has half of"),
+        ('{"\\ud800":1}', None, r"the name of a member of the body has half of"),
+        ('{"x":{"%s":"\\ud800"}}' % ("a" * 5000), "x." + "a" * 197 + "…", "aa…` has half of"),
+        # A whole pair is a character; an escaped backslash begins no escape; what is cut is called that.
+        ('{"y":"\\ud83d\\ude00 \\\\ud83d","x":"\\udead"}', "x", r"\udead, as character 1"),
+        ('{"messages":[{"role":"user","content":"\\ud83d', None, "truncated"),
+        ('{"x":' + "[" * 3000 + '"\\ud800"' + "]" * 3000 + "}", None, "nested too deeply"),
+    ],
+)
+def test_a_lone_surrogate_is_called_one_and_placed(
+    server: Server, body: str, param: str | None, words: str
+) -> None:
+    error = send(server, body).json()["error"]
+    assert error["code"] == "invalid_json"
+    assert error["param"] == param
+    assert words in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from typing import Any, TypeVar
@@ -17,6 +18,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 _PATH = re.compile(r" - at `\$\.?(?P<path>.*)`$")
 _CHOICE = re.compile(r"^Invalid enum value (?P<value>.*)$", re.DOTALL)
 _STEP = re.compile(r"\[[^\]]*\]|[^.\[]+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_MAX_PATH = 200
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]+)`")
 
 
@@ -29,7 +32,7 @@ def decode(body: bytes, kind: type[T]) -> T:
     except RecursionError:
         raise InvalidJson("the body is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidJson(f"the body is not valid JSON: {error}") from None
+        raise _surrogate_error(body) or InvalidJson(f"the body is not valid JSON: {error}") from None
 
 
 def convert(values: Any, kind: type[T]) -> T:
@@ -66,6 +69,47 @@ def _field_error(message: str, kind: type[msgspec.Struct]) -> InvalidField:
     elif param:
         problem = f"`{param}`: {problem[:1].lower()}{problem[1:]}"
     return InvalidField(problem, param=param or None)
+
+
+def _surrogate_error(body: bytes) -> InvalidJson | None:
+    """Half of a surrogate pair in what is JSON otherwise: msgspec's words for it say nothing of that."""
+    try:
+        found = _find_surrogate(json.loads(body.decode()))
+    except (ValueError, RecursionError):
+        return None
+    if found is None:
+        return None
+    path, text, is_key = found
+    param = path.removeprefix(".")
+    if len(param) > _MAX_PATH:
+        # It may lead through names of the caller's choosing.
+        param = f"{param[: _MAX_PATH - 1]}…"
+    where = f"`{param}`" if param else "the body"
+    place = f"the name of a member of {where}" if is_key else where
+    half = _SURROGATE.search(text)
+    assert half is not None
+    return InvalidJson(
+        f"{place} has half of a surrogate pair, \\u{ord(half[0]):04x}, as character {half.start() + 1}",
+        param=param or None,
+        hint="Send both halves together, or \\ufffd for what is no character.",
+    )
+
+
+def _find_surrogate(value: Any) -> tuple[str, str, bool] | None:
+    """The path of the first text with half a pair, the text, and whether that is a name of a member there."""
+    if isinstance(value, str):
+        return ("", value, False) if not value.isascii() and _SURROGATE.search(value) else None
+    if isinstance(value, list):
+        for i, item in enumerate(value):
+            if (found := _find_surrogate(item)) is not None:
+                return f"[{i}]{found[0]}", *found[1:]
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            if _find_surrogate(name) is not None:
+                return "", name, True
+            if (found := _find_surrogate(item)) is not None:
+                return f".{name}{found[0]}", *found[1:]
+    return None
 
 
 def _choices(kind: type[msgspec.Struct], path: str) -> list[str]:
