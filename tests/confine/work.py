@@ -6,7 +6,10 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+_kept: list[bytearray] = []
 
 
 def echo(payload: bytes) -> bytes:
@@ -43,3 +46,38 @@ def complain(payload: bytes) -> bytes:
 def write(payload: bytes) -> bytes:
     Path(os.fsdecode(payload)).write_bytes(b"x")
     return b"written"
+
+
+def kept(setting: bytes) -> Callable[[bytes], bytes]:
+    """The work of a kept child: what the first word of a payload says."""
+
+    def act(payload: bytes) -> bytes:
+        name, _, rest = payload.partition(b" ")
+        result: bytes = {**globals(), "setting": lambda _: setting}[name.decode()](rest)
+        return result
+
+    return act
+
+
+def pid(_: bytes) -> bytes:
+    return str(os.getpid()).encode()
+
+
+def spin(_: bytes) -> bytes:
+    """Native code that lets no other thread, and no handler of a signal, run."""
+    return str(pow(3, 3**18)).encode()
+
+
+def swell(payload: bytes) -> bytes:
+    """Succeed with most of the memory."""
+    return str(sum(bytearray(b"\1" * int(payload)))).encode()
+
+
+def keep(payload: bytes) -> bytes:
+    """Succeed, and leave so much behind."""
+    _kept.append(bytearray(int(payload)))
+    return b"kept"
+
+
+def crash(_: bytes) -> bytes:
+    os.abort()

@@ -59,6 +59,7 @@ def _describe(**values: Any) -> tuple[LlamaModel, ServedModel]:
 def bundled() -> Iterator[tuple[LlamaModel, ServedModel]]:
     loaded = _describe()
     yield loaded
+    loaded[1].grammars.close()
     loaded[0].close()
 
 
@@ -67,6 +68,7 @@ def multi_close() -> Iterator[tuple[LlamaModel, ServedModel]]:
     """Its tokenizer writes the close tag with several ordinary tokens."""
     loaded = _describe(model__path=str(FIXTURES / "multi-close.gguf"))
     yield loaded
+    loaded[1].grammars.close()
     loaded[0].close()
 
 
@@ -77,6 +79,7 @@ def self_opening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lla
     template.write_text(QWEN3, encoding="utf-8")
     loaded = _describe(model__chat_template_file=str(template), model__seed_open_tag="never")
     yield loaded
+    loaded[1].grammars.close()
     loaded[0].close()
 
 

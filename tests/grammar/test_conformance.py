@@ -14,6 +14,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
 
+from kiln.chat.grammars import GrammarCheck
 from kiln.chat.schemas import make_ready
 from kiln.core.sampling import SamplingParams
 from kiln.core.tokens import FinishReason
@@ -82,16 +83,17 @@ async def test_every_finished_answer_validates(chat: Chat, temperature: float) -
 
 
 def test_what_the_suite_calls_invalid_is_refused() -> None:
-    compiler = GrammarCompiler(Letters(), kept=1)
+    compiler, check = GrammarCompiler(Letters(), kept=1), GrammarCheck(Letters())
     wrong, tried = [], 0
     for case in SCHEMAS:
         if not case.get("invalid"):
             continue
-        grammar = f"start: {json_of(make_ready(case['schema'], case['name'], compiler))}"
+        grammar = f"start: {json_of(make_ready(case['schema'], case['name'], check))}"
         for value in case["invalid"]:
             tried += 1
             if admits(compiler, grammar, json.dumps(value, ensure_ascii=False)):
                 wrong.append((case["name"], value))
+    check.close()
     assert wrong == []
     assert tried > 200
 

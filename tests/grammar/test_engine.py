@@ -247,17 +247,6 @@ def test_compiled_grammars_are_kept_least_recently_used_out() -> None:
     assert compiler.kept_state(OBJECT) is None
 
 
-@pytest.mark.parametrize("letters", [LETTERS, Letters(eos_ids=())])
-def test_a_compiler_for_checks_agrees_on_what_compiles(letters: Letters) -> None:
-    whole, checking = GrammarCompiler(letters), GrammarCompiler(letters, checks_only=True)
-    for grammar in (OBJECT, NUMBER, AFTER_NEWLINES, f'start: <[{CALL}]> "x" <call>'):
-        assert whole.state(grammar).allowed() is not None and checking.state(grammar).allowed() is not None
-    for wrong in ("start: nothing_of_this_name", "start: <[9999]>", 'start: %json {"type": "strin"}'):
-        for compiler in (whole, checking):
-            with pytest.raises(GrammarFailed):
-                compiler.state(wrong).allowed()
-
-
 def test_states_of_one_grammar_are_independent() -> None:
     compiler = GrammarCompiler(LETTERS)
     first, second = compiler.state(NUMBER), compiler.state(NUMBER)

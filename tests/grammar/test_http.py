@@ -74,6 +74,29 @@ def test_hostile_schemas_are_answered_or_refused_and_harm_nobody(server: Server)
     assert server.client.get("/health").json()["status"] == "ok"
 
 
+def test_what_no_bound_foresaw_is_given_up_and_harms_nobody(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many at once as would hold every thread that prepares requests."""
+    monkeypatch.setattr("kiln.chat.schemas.MAX_TOGETHER", 1000)
+
+    def slow(names: str) -> dict[str, Any]:
+        patterns = [{"type": "string", "pattern": f".*{names}{at}.*"} for at in range(30)]
+        return {"properties": {"a": {"type": "integer"}, "b": {"allOf": patterns}}}
+
+    with ThreadPoolExecutor(8) as pool:
+        hostile = [pool.submit(ask, server, slow(name)) for name in "xy"]
+        plain = [pool.submit(server.client.post, CHAT, json=chat_body(PROMPT)) for _ in range(4)]
+    for future in hostile:
+        response = future.result()
+        assert response.status_code == 400, response.text
+        error = response.json()["error"]
+        assert error["code"] == "invalid_field" and "takes too long to compile" in error["message"]
+        assert error["param"].startswith("response_format.json_schema.schema") and error["hint"]
+    assert {future.result().status_code for future in plain} == {200}
+    assert ask(server, {"type": "integer", "maximum": 9}).status_code == 200
+
+
 def test_names_that_look_like_syntax_are_data(server: Server) -> None:
     schema = {
         "type": "object",

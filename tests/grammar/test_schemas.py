@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiln.backends.llamacpp import LlamaModel
+from kiln.chat.grammars import GrammarCheck
 from kiln.chat.schemas import LISTS, MAPS, MAX_NESTING, MAX_PROPERTIES, SINGLE, UNSUPPORTED, make_ready
 from kiln.core.errors import InvalidField
 from kiln.engine.sampling.grammar import GrammarCompiler
@@ -18,12 +20,22 @@ from serve.servers import FIXTURES
 
 from .letters import Letters
 
+COMPILER = GrammarCompiler(Letters(), kept=1)
 P = "response_format.json_schema.schema"
 
 
 @pytest.fixture(scope="module")
-def compiler() -> GrammarCompiler:
-    return GrammarCompiler(LlamaModel(Path(FIXTURES / "multi-close.gguf"), vocabulary_only=True))
+def grammars() -> Iterator[GrammarCheck]:
+    check = GrammarCheck(LlamaModel(Path(FIXTURES / "multi-close.gguf"), vocabulary_only=True))
+    yield check
+    check.close()
+
+
+@pytest.fixture(scope="module")
+def letters() -> Iterator[GrammarCheck]:
+    check = GrammarCheck(Letters())
+    yield check
+    check.close()
 
 
 def nested(levels: int) -> dict[str, Any]:
@@ -94,9 +106,9 @@ REFUSED: list[tuple[Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "place", "says"), REFUSED, ids=lambda value: str(value)[:50])
-def test_a_refusal_names_the_keyword(compiler: GrammarCompiler, schema: Any, place: str, says: str) -> None:
+def test_a_refusal_names_the_keyword(grammars: GrammarCheck, schema: Any, place: str, says: str) -> None:
     with pytest.raises(InvalidField) as refused:
-        make_ready(schema, P, compiler)
+        make_ready(schema, P, grammars)
     assert refused.value.param == P + place
     assert says in refused.value.message and refused.value.status == 400
     assert len(refused.value.message) < 400 and "\n" not in refused.value.message
@@ -118,8 +130,8 @@ TAKEN: list[Any] = [
 
 
 @pytest.mark.parametrize("schema", TAKEN, ids=lambda value: str(value)[:50])
-def test_what_asserts_nothing_or_is_supported_is_taken(compiler: GrammarCompiler, schema: Any) -> None:
-    make_ready(schema, P, compiler)
+def test_what_asserts_nothing_or_is_supported_is_taken(grammars: GrammarCheck, schema: Any) -> None:
+    make_ready(schema, P, grammars)
 
 
 WORDS = sorted({*MAPS, *LISTS, *SINGLE, *UNSUPPORTED})
@@ -152,28 +164,30 @@ VALUES = st.recursive(
 
 @settings(deadline=None, max_examples=150)
 @given(st.dictionaries(st.sampled_from(WORDS), VALUES, max_size=5), st.booleans())
-def test_any_nonsense_is_taken_or_refused_by_name(schema: dict[str, Any], strict: bool) -> None:
-    compiler = GrammarCompiler(Letters(), kept=1)
+def test_any_nonsense_is_taken_or_refused_by_name(
+    letters: GrammarCheck, schema: dict[str, Any], strict: bool
+) -> None:
     try:
-        ready = make_ready(schema, P, compiler, strict=strict)
+        ready = make_ready(schema, P, letters, strict=strict)
     except InvalidField as error:
         assert error.param is not None and error.param.startswith(P)
         assert "\n" not in error.message
     else:
-        compiler.state(f"start: {json_of(ready)}").allowed()
+        # What the child took the engine takes.
+        COMPILER.state(f"start: {json_of(ready)}").allowed()
 
 
-def test_a_caller_cannot_steer_the_grammar_compiler(compiler: GrammarCompiler) -> None:
+def test_a_caller_cannot_steer_the_grammar_compiler(grammars: GrammarCheck) -> None:
     overlapping = {"oneOf": [{"type": "number"}, {"type": "integer"}], "x-guidance": {"coerce_one_of": True}}
     for schema in (overlapping, {"properties": {"a": overlapping}}):
         with pytest.raises(InvalidField):
-            make_ready(schema, P, compiler)
+            make_ready(schema, P, grammars)
 
 
-def test_strict_closes_what_declares_properties_and_says_nothing_more(compiler: GrammarCompiler) -> None:
+def test_strict_closes_what_declares_properties_and_says_nothing_more(grammars: GrammarCheck) -> None:
     declared = {"type": "object", "properties": {"a": {"properties": {"b": {}}}}, "required": ["a"]}
-    assert make_ready(declared, P, compiler) == declared
-    closed = make_ready(declared, P, compiler, strict=True)
+    assert make_ready(declared, P, grammars) == declared
+    closed = make_ready(declared, P, grammars, strict=True)
     assert closed == {
         **declared,
         "properties": {"a": {"properties": {"b": {}}, "additionalProperties": False}},
@@ -186,18 +200,18 @@ def test_strict_closes_what_declares_properties_and_says_nothing_more(compiler: 
         {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
     ]
     for as_written in untouched:
-        assert make_ready(as_written, P, compiler, strict=True) == as_written
+        assert make_ready(as_written, P, grammars, strict=True) == as_written
 
 
-def test_the_schema_of_the_caller_is_left_alone(compiler: GrammarCompiler) -> None:
+def test_the_schema_of_the_caller_is_left_alone(grammars: GrammarCheck) -> None:
     schema = {"properties": {"a": {"uniqueItems": False, "properties": {}}}, "uniqueItems": False}
     before = str(schema)
-    make_ready(schema, P, compiler, strict=True)
+    make_ready(schema, P, grammars, strict=True)
     assert str(schema) == before
 
 
-def test_patterns_apart_are_not_counted_together(compiler: GrammarCompiler) -> None:
+def test_patterns_apart_are_not_counted_together(grammars: GrammarCheck) -> None:
     apart = {"properties": {f"p{i}": {"type": "string", "pattern": f"^x{i}+$"} for i in range(60)}}
     one_of_many = {"anyOf": [{"type": "string", "pattern": f"^x{i}+$"} for i in range(60)]}
     for schema in (apart, {"allOf": [apart], "title": "wrapped"}, one_of_many):
-        assert make_ready(schema, P, compiler) == schema
+        assert make_ready(schema, P, grammars) == schema

@@ -11,6 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kiln.backends.llamacpp import LlamaModel
+from kiln.chat.grammars import GrammarCheck
 from kiln.chat.served import ServedModel
 from kiln.chat.structured import to_grammar
 from kiln.core.completion import ChoiceEnd
@@ -150,12 +151,14 @@ def test_gpt_oss_writes_channel_headers_around_its_answers(
     bundled: tuple[LlamaModel, ServedModel], in_reasoning: bool
 ) -> None:
     tags = ReasoningTags("<|channel|>analysis<|message|>", "<|end|>")
+    check = GrammarCheck(LETTERS)
     model = replace(
-        bundled[1], tokenizer=LETTERS, grammars=COMPILER, tool_format=Harmony(), tags=tags, close=None
+        bundled[1], tokenizer=LETTERS, grammars=check, tool_format=Harmony(), tags=tags, close=None
     )
     number = AnswerFormat("json_schema", {"type": "integer", "minimum": 0, "maximum": 9}, True)
     turn = ChatTurn(Conversation((), tools=tuple(TOOLS)), answer_format=number)
     grammar = to_grammar(turn, model, in_reasoning=in_reasoning, thinks=in_reasoning)
+    check.close()
     assert grammar is not None
     answer, call = "<|channel|>final<|message|>7", ONE[Harmony]
     # Behind a thought the answer is a message of its own; where no prompt opened one the model may.

@@ -15,9 +15,9 @@ from decimal import Decimal
 from typing import Any
 
 from kiln.chat.conjunctions import patterns_together
-from kiln.core.errors import GrammarFailed, InvalidField
+from kiln.chat.grammars import GrammarCheck
+from kiln.core.errors import InvalidField
 from kiln.core.text import shorten
-from kiln.engine.sampling.grammar import GrammarCompiler
 from kiln.text.lark import json_of
 
 Schema = dict[str, Any] | bool
@@ -52,7 +52,7 @@ SINGLE = ("items", "additionalItems", "additionalProperties")
 DEFINITIONS = ("$defs", "definitions")
 
 
-def make_ready(schema: object, param: str, compiler: GrammarCompiler, *, strict: bool = False) -> Schema:
+def make_ready(schema: object, param: str, grammars: GrammarCheck, *, strict: bool = False) -> Schema:
     """A caller's schema as the grammar takes it. With `strict` objects admit only what they declare.
 
     Raises InvalidField that names the keyword, its place under `param`, and what is wrong.
@@ -63,9 +63,9 @@ def make_ready(schema: object, param: str, compiler: GrammarCompiler, *, strict:
     ready = _rewrite(schema, param, strict=strict, may_close=True)
     if ready is False:
         raise InvalidField(f"{param} is false, which nothing satisfies", param=param)
-    problem = _problem(ready, compiler)
+    problem = _problem(ready, grammars)
     if problem is not None:
-        raise _located(ready, param, problem, compiler)
+        raise _located(ready, param, problem, grammars)
     return ready
 
 
@@ -187,28 +187,21 @@ def _keys(value: object) -> list[Any]:
     return list(value) if isinstance(value, dict) else []
 
 
-def _problem(schema: Schema, compiler: GrammarCompiler) -> str | None:
+def _problem(schema: Schema, grammars: GrammarCheck) -> str | None:
     """Why a schema cannot be compiled, None if it can."""
-    try:
-        state = compiler.state(f"start: {json_of(schema)}")
-    except GrammarFailed as error:
-        return _OVERLAP if error.message.startswith("oneOf") else error.message
-    try:
-        state.allowed()
-    except GrammarFailed:
-        return "nothing satisfies it"
-    return None
+    problem = grammars.problem(f"start: {json_of(schema)}")
+    return _OVERLAP if problem is not None and problem.startswith("oneOf") else problem
 
 
-def _located(schema: Schema, param: str, problem: str, compiler: GrammarCompiler) -> InvalidField:
+def _located(schema: Schema, param: str, problem: str, grammars: GrammarCheck) -> InvalidField:
     """The refusal of the smallest part that cannot be compiled alone."""
     definitions = {key: schema[key] for key in DEFINITIONS if isinstance(schema, dict) and key in schema}
     deadline = time.monotonic() + SEARCH_SECONDS
     for path, part in _parts(schema, param):
         if time.monotonic() > deadline:
             break
-        alone = _problem({**definitions, **part}, compiler)
-        if alone is not None and not (definitions and _problem({**definitions}, compiler) == alone):
+        alone = _problem({**definitions, **part}, grammars)
+        if alone is not None and not (definitions and _problem({**definitions}, grammars) == alone):
             return _refusal(alone, _keyword_path(path, part, alone))
     return _refusal(problem, param)
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kiln.adapters.registry import AdapterRegistry, no_adapters
+from kiln.chat.grammars import GrammarCheck
 from kiln.core.rollout import PolicyIdentity
 from kiln.core.sampling import SamplingOverrides
 from kiln.core.tokens import Tokenizer
-from kiln.engine.sampling.grammar import GrammarCompiler
 from kiln.text.reasoning import ReasoningTags, TemplateThinking
 from kiln.text.template import ChatTemplate
 from kiln.text.tool_calls import ToolFormat
@@ -47,7 +47,7 @@ class ServedModel:
     thinking_default: bool | None
     policy: Callable[[], PolicyIdentity]
     longest_piece: int
-    grammars: GrammarCompiler
+    grammars: GrammarCheck
     exact: Literal["auto", "always", "never"] = "auto"
     adapters: AdapterRegistry = field(default_factory=no_adapters)
 

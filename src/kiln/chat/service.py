@@ -243,6 +243,7 @@ class ChatService:
         self._hurried = False
         self._cut = False
         self._pool = _start_pool()
+        self._pool.submit(model.grammars.start)
         self._preparing = 0
         self._scoring = 0
 
@@ -368,6 +369,7 @@ class ChatService:
     async def close(self) -> None:
         # The pool first: its threads use the vocabulary that stopping the engine frees.
         await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
+        await asyncio.to_thread(self.model.grammars.close)
         await self.engine.stop()
         self.model.adapters.close()
 

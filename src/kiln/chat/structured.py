@@ -31,8 +31,8 @@ def to_grammar(turn: ChatTurn, model: ServedModel, *, in_reasoning: bool, thinks
     `in_reasoning`: the prompt opened a thought, and the grammar begins when it has closed. A thought that
     the model may open by itself (`thinks`) is a part of the grammar.
 
-    Compiled here once, so that what cannot be enforced is refused before anything runs. Slow the first
-    time: for a worker thread. Raises InvalidField.
+    Compiled once in a child process, so that what cannot be enforced is refused before anything runs. Slow
+    the first time: for a worker thread. Raises InvalidField.
     """
     policy = turn.tool_policy or ToolPolicy()
     must_call = policy.mode in ("required", "named")
@@ -54,7 +54,7 @@ def to_grammar(turn: ChatTurn, model: ServedModel, *, in_reasoning: bool, thinks
     grammar = lark.write(f"{thought} {either(shapes)}")
     param = "tools" if answer is None or must_call else answer.param
     try:
-        model.grammars.state(grammar).allowed()
+        model.grammars.check(grammar)
     except GrammarFailed as error:
         raise InvalidField(f"{param}: {error.message}", param=param) from None
     return grammar

@@ -1,1 +1,1 @@
-"""Work on untrusted data, done by a child process that can be killed and has bounds on time and memory."""
+"""Work on untrusted data, done by child processes that can be killed and have bounds on time and memory."""

@@ -13,12 +13,12 @@ from kiln.adapters.base import read_base
 from kiln.adapters.registry import AdapterRegistry, no_adapters
 from kiln.adapters.storage import Storage
 from kiln.chat.embedding import Embedder
+from kiln.chat.grammars import GrammarCheck
 from kiln.chat.served import DEFAULT_MAX_TOKENS, ServedModel
 from kiln.cli.assembly.sizes import context_length, threads
 from kiln.core.errors import ConfigError, ModelLoadError, RequestError
 from kiln.core.sampling import SamplingOverrides, merge_sampling
 from kiln.core.settings import Settings
-from kiln.engine.sampling.grammar import GrammarCompiler
 from kiln.text.reasoning import ReasoningTags, find_tags, probe_template
 from kiln.text.template import ChatTemplate
 from kiln.text.tool_calls import find_tool_format
@@ -105,7 +105,7 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
             )
         ),
         longest_piece=max(1, *(len(piece) for piece in llama.pieces)),
-        grammars=GrammarCompiler(llama, checks_only=True),
+        grammars=GrammarCheck(llama),
         exact=settings.engine.exact,  # type: ignore[arg-type]
         adapters=_adapters(settings, llama),
     )

@@ -121,11 +121,10 @@ def foresee(states: Sequence[GrammarState], pool: Executor) -> None:
 class GrammarVocabulary:
     """A tokenizer as llguidance sees it.
 
-    Building it takes a second for a large vocabulary, and no other Python thread runs meanwhile. To see
-    whether a grammar compiles, single bytes and the added tokens do: with `checks_only` it takes no time.
+    Building it takes a second for a large vocabulary, and no other Python thread runs meanwhile.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, checks_only: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         # Some vocabularies add runs of blanks, which are text.
         added = {spelling.encode() for spelling in tokenizer.added_spellings if spelling.strip()}
         self.n_vocab = tokenizer.n_vocab
@@ -133,8 +132,6 @@ class GrammarVocabulary:
         self.special_token_ids = [token for token, piece in enumerate(self.tokens) if piece in added]
         self._special = frozenset(self.special_token_ids)
         self._tokenizer = tokenizer
-        if checks_only:
-            self._keep_bytes()
         self.bos_token_id = None
         ends = sorted(tokenizer.eos_ids)
         if not ends:
@@ -150,15 +147,6 @@ class GrammarVocabulary:
         # Most grammars are JSON, whose strings these prepared parts of the vocabulary are for.
         slices = LLTokenizer.json_slices()
         self.native = LLTokenizer(TokenizerWrapper(self), eos_token=ends, slices=slices)
-
-    def _keep_bytes(self) -> None:
-        """Let the first ordinary tokens stand for the bytes, and the others for nothing."""
-        apart = self._special | self._tokenizer.eos_ids
-        ordinary = [token for token in range(len(self.tokens)) if token not in apart]
-        for token in ordinary[256:]:
-            self.tokens[token] = b""
-        for byte, token in enumerate(ordinary[:256]):
-            self.tokens[token] = bytes([byte])
 
     def __call__(self, text: bytes | str) -> list[int]:
         """Tokens of a plain text, as llguidance asks for them where a grammar leaves one text only.
@@ -181,12 +169,11 @@ class GrammarVocabulary:
 class GrammarCompiler:
     """Compiles grammars over one vocabulary and keeps the last ones. Thread-safe.
 
-    With `checks_only` its states tell whether a grammar compiles and begins, not which tokens it allows.
+    Nothing ends it: callers' grammars are tried before in a process that can be ended (`chat/grammars`).
     """
 
-    def __init__(self, tokenizer: Tokenizer, kept: int = KEPT_GRAMMARS, *, checks_only: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, kept: int = KEPT_GRAMMARS) -> None:
         self._tokenizer = tokenizer
-        self._checks_only = checks_only
         self._kept = kept
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
@@ -231,7 +218,7 @@ class GrammarCompiler:
     @cached_property
     def _vocabulary(self) -> GrammarVocabulary:
         try:
-            return GrammarVocabulary(self._tokenizer, checks_only=self._checks_only)
+            return GrammarVocabulary(self._tokenizer)
         except Exception as error:
             raise GrammarFailed(
                 f"no grammar can be followed with this vocabulary: {error}"
