@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import socket
 from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import openai
@@ -13,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from serve import traffic
-from serve.servers import Server, serving_model
+from serve.servers import Server, serving_model, wait_until
 
 from .conftest import Profile
 
@@ -109,3 +111,49 @@ def test_no_such_model(embedding: Profile, profile: Profile) -> None:
     response = profile.post("embeddings", input="a", model="any")
     assert response.status_code == 404
     assert "embedding.model_path" in response.json()["error"]["hint"]
+
+
+def test_requests_are_counted(embedding: Profile) -> None:
+    def read() -> dict[str, float]:
+        lines = embedding.server.client.get("/metrics").text.splitlines()
+        named = [line.rpartition(" ") for line in lines if line.startswith("kiln_embedding_")]
+        return {name: float(value) for name, _, value in named if "_created" not in name}
+
+    embed(embedding, TEXTS)
+    embedding.refuse("embeddings", input="")
+    before = read()
+    embed(embedding, TEXTS)
+    usage = embedding.post("embeddings", input=[[1, 2], [3, 4, 5]]).json()["usage"]
+    assert usage["prompt_tokens"] == 5
+    tokens = embedding.post("embeddings", input=TEXTS).json()["usage"]["prompt_tokens"]
+    embedding.refuse("embeddings", input="")
+    embedding.post("embeddings", input="a", model="another")
+    after = read()
+    grown = {name: after[name] - before[name] for name in after if after[name] != before[name]}
+    assert grown.pop("kiln_embedding_request_seconds_sum") > 0
+    assert all("_bucket" in name or name in {
+        'kiln_embedding_requests_total{outcome="done"}',
+        'kiln_embedding_requests_total{outcome="refused"}',
+        "kiln_embedding_inputs_total",
+        "kiln_embedding_tokens_total",
+        "kiln_embedding_request_seconds_count",
+    } for name in grown)  # fmt: skip
+    assert grown['kiln_embedding_requests_total{outcome="done"}'] == 3
+    assert grown['kiln_embedding_requests_total{outcome="refused"}'] == 2
+    assert grown["kiln_embedding_request_seconds_count"] == 3
+    assert grown["kiln_embedding_inputs_total"] == 2 * len(TEXTS) + 2
+    assert grown["kiln_embedding_tokens_total"] == 2 * tokens + 5
+
+
+def test_a_client_that_leaves_is_counted(embedding: Profile) -> None:
+    def left() -> float:
+        text = embedding.server.client.get("/metrics").text
+        name = 'kiln_embedding_requests_total{outcome="cancelled"} '
+        return sum(float(line.removeprefix(name)) for line in text.splitlines() if line.startswith(name))
+
+    before = left()
+    address = urlsplit(embedding.server.url)
+    head = b"host: kiln\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+    with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
+        connection.sendall(b"POST /v1/openai/embeddings HTTP/1.1\r\n" + head)
+    wait_until(lambda: left() == before + 1, "it is counted")

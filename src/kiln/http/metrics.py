@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -15,6 +16,7 @@ from kiln.core.budgets import Budget
 from kiln.core.completion import ExchangeHead
 from kiln.core.errors import KilnError
 from kiln.engine.ports import EngineStats
+from kiln.native.calls import CallEnd, CallKind
 from kiln.thinking.budget import metric_outcome
 
 BUDGET_OUTCOMES = (
@@ -33,6 +35,7 @@ BUDGET_SOURCES = ("unlimited", "server_default", "request", "request_unlimited")
 _TOKEN_BUCKETS = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
 _SECOND_BUCKETS = (0, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
 _GAP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5)
+_CALL_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60)
 PHASES = ("tokenization", "queue", "admission", "prefill", "decode", "sampling", "unexplained")
 STALL_SECONDS = 0.25
 
@@ -89,6 +92,27 @@ class Metrics:
         self._ttft = self._histogram(
             "kiln_time_to_first_token_seconds", "From the request to its first token.", _SECOND_BUCKETS
         )
+        self._tool_calls = self._counter(
+            "kiln_tool_calls", "Calls of server tools and skills by how they ended.", ("kind", "outcome")
+        )
+        self._tool_seconds = self._histogram(
+            "kiln_tool_call_seconds",
+            "Time that calls of server tools and skills ran.",
+            _CALL_BUCKETS,
+            ("kind",),
+        )
+        self._embeddings = self._counter(
+            "kiln_embedding_requests", "Requests for embeddings by how they ended.", ("outcome",)
+        )
+        self._embedding_inputs = self._counter(
+            "kiln_embedding_inputs", "Inputs of embedding requests that were answered."
+        )
+        self._embedding_tokens = self._counter(
+            "kiln_embedding_tokens", "Tokens of embedding requests that were answered."
+        )
+        self._embedding_seconds = self._histogram(
+            "kiln_embedding_request_seconds", "From an embedding request to its vectors.", _CALL_BUCKETS
+        )
         self._itl = _GapHistogram()
         self._registry.register(self._itl)
         for outcome in BUDGET_OUTCOMES:
@@ -137,6 +161,22 @@ class Metrics:
     def turn_refused(self, budget: Budget, error: KilnError) -> None:
         self._refused.labels(error.code).inc()
 
+    def tool_called(self, kind: CallKind, end: CallEnd, seconds: float | None) -> None:
+        """A call that kiln answered itself ended. `seconds` is None where nothing was run."""
+        self._tool_calls.labels(kind, end).inc()
+        if seconds is not None:
+            self._tool_seconds.labels(kind).observe(seconds)
+
+    def embedded(self, inputs: int, tokens: int, seconds: float) -> None:
+        """A request for embeddings has its vectors."""
+        self._embeddings.labels("done").inc()
+        self._embedding_inputs.inc(inputs)
+        self._embedding_tokens.inc(tokens)
+        self._embedding_seconds.observe(seconds)
+
+    def not_embedded(self, outcome: Literal["refused", "failed", "cancelled"]) -> None:
+        self._embeddings.labels(outcome).inc()
+
     def connection_refused(self, error: KilnError) -> None:
         self._connections.labels(error.code).inc()
 
@@ -150,8 +190,10 @@ class Metrics:
     def _counter(self, name: str, doc: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(name, doc, labels, registry=self._registry)
 
-    def _histogram(self, name: str, doc: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, doc, buckets=buckets, registry=self._registry)
+    def _histogram(
+        self, name: str, doc: str, buckets: tuple[float, ...], labels: tuple[str, ...] = ()
+    ) -> Histogram:
+        return Histogram(name, doc, labels, buckets=buckets, registry=self._registry)
 
     def _gauge(self, name: str, doc: str, read: Callable[[], int]) -> None:
         Gauge(name, doc, registry=self._registry).set_function(lambda: float(read()))

@@ -70,6 +70,7 @@ class ServerState:
             attach=self.catalog.lease,
             toolbox=self.toolbox,
             memory=self.memory,
+            observe_call=self.metrics.tool_called,
             max_rounds=self.settings.native.max_rounds,
             timeout_s=self.settings.engine.request_timeout_s,
         )

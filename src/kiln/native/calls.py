@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
 
 from kiln.core.errors import InvalidField
 from kiln.core.messages import Message
@@ -13,20 +15,26 @@ from kiln.core.native import ClientCall, NativeEvent, SkillUse, ToolUse
 from kiln.core.text import shorten
 from kiln.core.turn import ChatTurn
 from kiln.skills.offer import SkillOffer
-from kiln.tools.tool import Outcome
+from kiln.tools.tool import Category, Outcome, Status
 from kiln.tools.toolbox import Toolbox
 
 # Calls of one round that are run; what goes beyond is denied.
 MAX_CALLS = 16
 
 Say = Callable[[NativeEvent], None]
+# Whose tools are called: those of a category, skills, or nobody's.
+CallKind = Category | Literal["skill", "none"]
+CallEnd = Status | Literal["timeout", "cancelled"]
+# Hears how each call ended, and after how many seconds; None where it was not run.
+ObserveCall = Callable[[CallKind, CallEnd, float | None], None]
 
 
 class CallDesk:
     """Sorts and runs the calls of one exchange.
 
     `client` are names of the caller's tools, `server` of the toolbox's that were offered. Without tools
-    of the server every call is the caller's, also one of a tool that nobody has.
+    of the server every call is the caller's, also one of a tool that nobody has. `observe` hears of
+    those that are not.
     """
 
     def __init__(
@@ -36,12 +44,14 @@ class CallDesk:
         toolbox: Toolbox,
         skills: SkillOffer,
         say: Say,
+        observe: ObserveCall,
     ) -> None:
         self._client = client
         self._server = server
         self._toolbox = toolbox
         self._skills = skills
         self._say = say
+        self._observe = observe
         self._has_own = bool(server or skills.names)
 
     def is_clients(self, call: ClientCall) -> bool:
@@ -63,25 +73,44 @@ class CallDesk:
         arguments = await asyncio.to_thread(_arguments, call.arguments)
         if self._skills.handles(call.name):
             return await self._run_skill(call.name, arguments)
+        kind: CallKind = self._toolbox.category_of(call.name) or "none"
         if index >= MAX_CALLS:
-            return self._deny(call, f"Only {MAX_CALLS} calls are run at a time; call it again if needed.")
+            return self._deny(
+                call, kind, f"Only {MAX_CALLS} calls are run at a time; call it again if needed."
+            )
         if call.name not in self._server:
-            return self._deny(call, f"There is no tool named {shorten(call.name, 64)}.")
+            return self._deny(call, kind, f"There is no tool named {shorten(call.name, 64)}.")
         self._say(ToolUse(call.name, "running", args=arguments))
-        outcome = await self._toolbox.run(call.name, arguments)
+        with self._until_cancelled(kind):
+            outcome = await self._toolbox.run(call.name, arguments)
+        end: CallEnd = "timeout" if outcome.timed_out else outcome.status
+        self._observe(kind, end, outcome.seconds if end != "denied" else None)
         self._say(to_use(outcome))
         return outcome.text
 
-    def _deny(self, call: ClientCall, reason: str) -> str:
+    def _deny(self, call: ClientCall, kind: CallKind, reason: str) -> str:
+        self._observe(kind, "denied", None)
         self._say(ToolUse(call.name, "denied", result=reason))
         return reason
 
     async def _run_skill(self, name: str, arguments: dict[str, Any]) -> str:
-        result = await asyncio.to_thread(self._skills.run, name, arguments)
+        began = time.monotonic()
+        with self._until_cancelled("skill"):
+            result = await asyncio.to_thread(self._skills.run, name, arguments)
+        self._observe("skill", "error" if result.failed else "done", time.monotonic() - began)
         if result.status is not None:
             context = "call" if result.status == "activated" else None
             self._say(SkillUse(result.name, result.status, context=context, resource=result.resource))
         return result.text
+
+    @contextmanager
+    def _until_cancelled(self, kind: CallKind) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._observe(kind, "cancelled", time.monotonic() - began)
+            raise
 
 
 def to_call(shape: dict[str, Any]) -> ClientCall:

@@ -16,7 +16,7 @@ from kiln.core.errors import KilnError, RequestTimedOut
 from kiln.core.native import NativeChat, NativeEvent, Status, Summary
 from kiln.core.tokens import FinishReason
 from kiln.core.turn import ChatTurn
-from kiln.native.calls import CallDesk, check_choice, to_use
+from kiln.native.calls import CallDesk, ObserveCall, check_choice, to_use
 from kiln.native.context import Surroundings, question_of, surround
 from kiln.native.rounds import Rounds, Skipping
 from kiln.tools.toolbox import Offer, Toolbox
@@ -35,6 +35,7 @@ class Means:
     attach: Attach
     toolbox: Toolbox
     memory: Memory
+    observe_call: ObserveCall
     max_rounds: int = 8
     timeout_s: float | None = None
 
@@ -178,7 +179,14 @@ class NativeExchange:
         return Rounds(
             chat,
             service,
-            CallDesk(chat.client_tools, names, means.toolbox, around.offer, lambda said: self._say([said])),
+            CallDesk(
+                chat.client_tools,
+                names,
+                means.toolbox,
+                around.offer,
+                lambda said: self._say([said]),
+                means.observe_call,
+            ),
             self._say,
             self._skipping,
             opening=(*around.uses, *(to_use(outcome) for outcome in offered.refused)),

@@ -30,6 +30,7 @@ class ToolResult:
     text: str
     sources: tuple[Source, ...] = ()
     is_error: bool = False
+    timed_out: bool = False
 
     @staticmethod
     def failed(text: str) -> ToolResult:
@@ -38,13 +39,17 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one call ended. `text` is what the model gets to read, `seconds` how long the tool ran."""
+    """How one call ended. `text` is what the model gets to read, `seconds` how long the tool ran.
+
+    A call that was stopped at its time limit is an `error` that `timed_out`.
+    """
 
     name: str
     status: Status
     text: str
     seconds: float = 0.0
     sources: tuple[Source, ...] = ()
+    timed_out: bool = False
 
 
 class ServerTool(Protocol):

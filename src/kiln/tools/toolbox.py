@@ -73,10 +73,13 @@ class Toolbox:
 
     def is_allowed(self, name: str) -> bool:
         """Whether a tool of this name may run. A name that belongs to no tool may not."""
-        if name in self._tools:
-            return self._policy.allows(name, self._tools[name].category)
-        server = self._server_of(name)
-        return server is not None and self._policy.allows(name, server.category)
+        category = self.category_of(name)
+        return category is not None and self._policy.allows(name, category)
+
+    def category_of(self, name: str) -> Category | None:
+        """The category of the tool that has, or would have, this name; None for a name of no tool."""
+        owner = self._tools.get(name) or self._server_of(name)
+        return owner.category if owner is not None else None
 
     async def offer(self, names: Iterable[str]) -> Offer:
         """The definitions of the tools named, each once, in the order given. Asks tool servers if need be."""
@@ -94,7 +97,7 @@ class Toolbox:
         status: Status = "error" if result.is_error else "done"
         text = bounded_text(result.text, self._max_output_chars)
         sources = tuple(_bounded_source(source) for source in result.sources)
-        return Outcome(name, status, text, time.monotonic() - began, sources)
+        return Outcome(name, status, text, time.monotonic() - began, sources, timed_out=result.timed_out)
 
     async def aclose(self) -> None:
         """End the tool servers and wait for them."""
@@ -106,7 +109,8 @@ class Toolbox:
                 return await tool.run(arguments)
         except TimeoutError:
             if limit.expired():
-                return ToolResult.failed(f"{tool.name} was stopped after {self._timeout_s:g} seconds.")
+                text = f"{tool.name} was stopped after {self._timeout_s:g} seconds."
+                return ToolResult(text, is_error=True, timed_out=True)
             logger.exception("the tool %s failed", tool.name)
         except Exception:
             logger.exception("the tool %s failed", tool.name)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from kiln.core.errors import ModelNotFound
+from kiln.core.errors import ModelNotFound, RequestError
 from kiln.core.text import shorten
 from kiln.dialects.openai.embeddings import decode_embedding, to_embedding_response
 from kiln.dialects.openai.text_request import read_prompts
@@ -19,6 +21,21 @@ from kiln.wire import openai_text as wire
 
 async def embeddings(request: Request) -> Response:
     state: ServerState = request.app.state.kiln
+    began = time.monotonic()
+    try:
+        response, inputs, tokens = await _embeddings(request, state)
+    except ClientDisconnect:
+        state.metrics.not_embedded("cancelled")
+        return Response(status_code=499)
+    except Exception as error:
+        state.metrics.not_embedded("refused" if isinstance(error, RequestError) else "failed")
+        raise
+    state.metrics.embedded(inputs, tokens, time.monotonic() - began)
+    return response
+
+
+async def _embeddings(request: Request, state: ServerState) -> tuple[Response, int, int]:
+    """The answer, its inputs and their tokens. Raises ClientDisconnect."""
     service = state.embeddings
     body = await read_json_body(request)
 
@@ -27,11 +44,8 @@ async def embeddings(request: Request) -> Response:
         inputs = read_prompts(wanted.input, "input")
         return wanted, service.read(inputs, model=wanted.model, dimensions=wanted.dimensions)
 
-    try:
-        wanted, inputs = await unless_disconnected(request.receive, state.service.in_worker(read))
-        vectors = await unless_disconnected(request.receive, service.embed(inputs))
-    except ClientDisconnect:
-        return Response(status_code=499)
+    wanted, inputs = await unless_disconnected(request.receive, state.service.in_worker(read))
+    vectors = await unless_disconnected(request.receive, service.embed(inputs))
     assert service.embedder is not None
     name, tokens = service.embedder.id, sum(len(ids) for ids in inputs)
 
@@ -39,7 +53,8 @@ async def embeddings(request: Request) -> Response:
         in_base64 = wanted.encoding_format == "base64"
         return msgspec.json.encode(to_embedding_response(vectors, tokens, name, in_base64=in_base64))
 
-    return Response(await state.service.in_worker(encode), media_type="application/json")
+    encoded = await state.service.in_worker(encode)
+    return Response(encoded, media_type="application/json"), len(inputs), tokens
 
 
 async def list_models(request: Request) -> Response:
