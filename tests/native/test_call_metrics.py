@@ -27,8 +27,8 @@ def counts(native: Native) -> Counts:
     for kind in ("pure", "network", "mcp", "skill", "none"):
         for outcome in ("done", "error", "timeout", "denied", "cancelled"):
             name = f'kiln_tool_calls_total{{kind="{kind}",outcome="{outcome}"}} '
-            (value,) = [line.removeprefix(name) for line in text.splitlines() if line.startswith(name)] or ["0"]
-            found[kind, outcome] = float(value)
+            values = [line.removeprefix(name) for line in text.splitlines() if line.startswith(name)]
+            found[kind, outcome] = sum(map(float, values))
     return found
 
 
