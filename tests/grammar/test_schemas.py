@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,22 @@ from hypothesis import strategies as st
 
 from kiln.backends.llamacpp import LlamaModel
 from kiln.chat.grammars import GrammarCheck
-from kiln.chat.schemas import LISTS, MAPS, MAX_NESTING, MAX_PROPERTIES, SINGLE, UNSUPPORTED, make_ready
+from kiln.chat.schemas import (
+    LISTS,
+    MAPS,
+    MAX_NESTING,
+    MAX_OPTIONAL,
+    MAX_PROPERTIES,
+    SINGLE,
+    UNSUPPORTED,
+    make_ready,
+)
 from kiln.core.errors import InvalidField
 from kiln.engine.sampling.grammar import GrammarCompiler
 from kiln.text.lark import json_of
 from serve.servers import FIXTURES
 
-from .letters import Letters
+from .letters import Letters, spell
 
 COMPILER = GrammarCompiler(Letters(), kept=1)
 P = "response_format.json_schema.schema"
@@ -47,6 +57,10 @@ def nested(levels: int) -> dict[str, Any]:
 
 def patterns(count: int) -> list[dict[str, Any]]:
     return [{"type": "string", "pattern": f".{{{i}}}[a-c].*"} for i in range(count)]
+
+
+def optional(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(count)}}
 
 
 REFUSED: list[tuple[Any, str, str]] = [
@@ -84,7 +98,11 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "", "incompatible"),
     (nested(MAX_NESTING), "", "deeper"),
     ({"enum": ["x" * 300_000]}, "", "262144"),
-    ({"properties": {f"p{i}": {} for i in range(MAX_PROPERTIES + 1)}}, ".properties", "1000"),
+    ({**optional(1001), "required": [f"p{i}" for i in range(1001)]}, ".properties", "1000"),
+    (optional(999), "", "999 properties may come next"),
+    ({"properties": {"a": {"items": optional(481)}}}, ".properties.a.items", "481 properties"),
+    ({"items": {"anyOf": [optional(250), optional(250)]}}, ".items", "500 properties"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": optional(481)}}, ".$defs.a", "481 properties"),
     # Compiling these would take minutes, or for ever.
     ({"allOf": patterns(40)}, "", "as many as 40 patterns"),
     ({"allOf": [{"properties": {"a": part}} for part in patterns(40)]}, "", "as many as 40 patterns"),
@@ -215,3 +233,25 @@ def test_patterns_apart_are_not_counted_together(grammars: GrammarCheck) -> None
     one_of_many = {"anyOf": [{"type": "string", "pattern": f"^x{i}+$"} for i in range(60)]}
     for schema in (apart, {"allOf": [apart], "title": "wrapped"}, one_of_many):
         assert make_ready(schema, P, grammars) == schema
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        optional(MAX_OPTIONAL),
+        # A required property in the middle ends the first run.
+        {**optional(2 * MAX_OPTIONAL + 1), "required": [f"p{MAX_OPTIONAL}"]},
+        {**optional(MAX_PROPERTIES), "required": [f"p{i}" for i in range(MAX_PROPERTIES)]},
+        {"anyOf": [optional(MAX_OPTIONAL // 2), {**optional(MAX_OPTIONAL // 2), "required": ["p0"]}]},
+    ],
+)
+def test_as_many_properties_as_are_taken_can_be_followed(grammars: GrammarCheck, schema: Any) -> None:
+    """Also as a part of something, and one after another."""
+    ready = make_ready({"type": "array", "items": schema}, P, grammars)
+    state = COMPILER.state(f"start: {json_of(ready)}")
+    required = (schema if "required" in schema else {"required": ["p3", "p9"]})["required"]
+    text = json.dumps([dict.fromkeys([*required], 7)])
+    for token in spell(text):
+        assert state.allowed().mask[token]
+        state.accept(token)
+    assert state.is_complete

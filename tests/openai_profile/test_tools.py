@@ -200,6 +200,14 @@ def test_a_costly_schema_is_given_up(acted: Profile, stage: Stage) -> None:
     assert acted.ask(tools=[tool])["choices"][0]["finish_reason"] == "malformed_function_call"
 
 
+def test_a_tool_may_ask_for_letters_of_any_script(acted: Profile, stage: Stage) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": r"^\p{L}+$"}}}
+    tool = {"type": "function", "function": {"name": "match", "parameters": parameters}}
+    for text, reason in (("Åse", "tool_calls"), ("R2D2", "malformed_function_call")):
+        stage.say(*CLOSE, call("match", json.dumps({"a": text})))
+        assert acted.ask(tools=[tool])["choices"][0]["finish_reason"] == reason
+
+
 @pytest.mark.parametrize("tool_format", [f for f in FORMATS if f.framing("add")], ids=lambda f: f.name)
 def test_live_arguments_are_the_arguments(tool_format: Any) -> None:
     arguments = '{"a": [1, {"b": "}\\"]"}], "c": "\\\\"}'

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-from kiln.chat.conjunctions import patterns_together
+from kiln.chat.conjunctions import optional_together, patterns_together
 from kiln.chat.grammars import GrammarCheck
 from kiln.core.errors import InvalidField
 from kiln.core.text import shorten
@@ -25,8 +25,10 @@ Schema = dict[str, Any] | bool
 MAX_BYTES = 256 * 1024
 # Of the JSON text: a property's schema lies two levels below that of its object.
 MAX_NESTING = 100
-# Objects leave any property out that is not required, which costs more than linearly.
 MAX_PROPERTIES = 1000
+# Each property that may come next has four places in a row of the parser, which holds 2,000. It could hold
+# more, but finding the next token would then take more than 50 ms, and everybody waits for that.
+MAX_OPTIONAL = 480
 MAX_PATTERN = 2000
 # A grammar of multiples has a state for every remainder, of all steps at once where they must hold together,
 # and compiling goes through them all: 999983 takes a quarter of a minute and a gigabyte.
@@ -59,7 +61,7 @@ def make_ready(schema: object, param: str, grammars: GrammarCheck, *, strict: bo
     """
     _check_size(schema, param)
     _check_steps(schema, param)
-    _check_patterns(schema, param)
+    _check_meeting(schema, param)
     ready = _rewrite(schema, param, strict=strict, may_close=True)
     if ready is False:
         raise InvalidField(f"{param} is false, which nothing satisfies", param=param)
@@ -103,9 +105,9 @@ def _check_steps(schema: object, param: str) -> None:
         waiting.extend((part, f"{path}.{_short(key)}") for key, part in value.items())
 
 
-def _check_patterns(schema: object, param: str) -> None:
+def _check_meeting(schema: object, param: str) -> None:
     try:
-        together = patterns_together(schema)
+        together, optional = patterns_together(schema), optional_together(schema)
     except RecursionError:
         raise _refusal("its references lead too deep", param) from None
     if together > MAX_TOGETHER:
@@ -113,6 +115,13 @@ def _check_patterns(schema: object, param: str) -> None:
             f"as many as {together} patterns and formats may hold together at one place, "
             f"{MAX_TOGETHER} at most are taken",
             param,
+        )
+    if optional.count > MAX_OPTIONAL:
+        raise _refusal(
+            f"{optional.count} properties may come next at one place, {MAX_OPTIONAL} at most are taken",
+            f"{param}{optional.path}",
+            "List more of the properties in `required`, or split the object up; "
+            "a run of optional properties ends at the next required one.",
         )
 
 

@@ -1,7 +1,8 @@
 """Whether a call fits its tool: the name is one that was offered, the arguments fit its JSON Schema.
 
-Schemas and arguments come from callers and models, so checking is bounded: patterns run under a time limit
-(a backtracking one could hold the interpreter for ever) and a check gives up after so many steps.
+Schemas and arguments come from callers and models, so checking is bounded: patterns are of a bounded size and
+run under a time limit (a backtracking one could hold the interpreter for ever), and a check gives up after so
+many steps.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import regex
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.exceptions import SchemaError, ValidationError
 from jsonschema.validators import extend
 from jsonschema_specifications import REGISTRY
@@ -24,9 +25,12 @@ from referencing.jsonschema import DRAFT202012
 from kiln.core.errors import InvalidField
 from kiln.core.text import shorten
 from kiln.text.tool_calls.base import Schemas, ToolCall
+from kiln.text.tool_calls.patterns import BadPattern, check_pattern
 
 MAX_STEPS = 200_000
 PATTERN_SECONDS = 0.1
+# Of all patterns of a schema: a tenth of a second to compile.
+MAX_PATTERN_PARTS = 100_000
 _steps = threading.local()
 
 
@@ -81,17 +85,37 @@ def _key(schema: dict[str, Any]) -> str:
 def _compiled(key: str) -> tuple[Any, str | None]:
     """The validator of a schema, or why there is none."""
     schema = json.loads(key)
+    _steps.parts_left = MAX_PATTERN_PARTS
     try:
-        Draft202012Validator.check_schema(schema)
+        Draft202012Validator.check_schema(schema, format_checker=_FORMATS)
         _check_references(schema)
     except SchemaError as error:
-        return None, f"{error.json_path}: {shorten(error.message)}"
+        cause = "" if error.cause is None else f" ({error.cause})"
+        return None, f"{error.json_path}: {shorten(error.message)}{cause}"
     except Unresolvable as error:
         return None, f"the reference {shorten(error.ref)} leads nowhere; nothing is fetched"
     except RecursionError:
         return None, "it is nested too deeply"
     # The registry has the drafts' own schemas and fetches nothing.
     return _Validator(schema, registry=REGISTRY), None
+
+
+def _formats() -> FormatChecker:
+    """The formats that JSON Schema's own schema names, with regular expressions as they are matched here."""
+    checker = FormatChecker(Draft202012Validator.FORMAT_CHECKER.checkers)
+    checker.checks("regex", raises=BadPattern)(_is_pattern)
+    return checker
+
+
+def _is_pattern(value: object) -> bool:
+    if isinstance(value, str):
+        _steps.parts_left -= check_pattern(value)
+        if _steps.parts_left < 0:
+            raise BadPattern(f"the patterns of the schema come to more than {MAX_PATTERN_PARTS} parts")
+    return True
+
+
+_FORMATS = _formats()
 
 
 def _check_references(schema: Any) -> None:
