@@ -12,8 +12,8 @@ import pytest
 
 from kiln.store.database import Database
 from kiln.store.keys import KeyStore, Scope
-from serve.scripted import Stage, scripted_app
-from serve.servers import Server, chat_body, serving
+from servers.scripted import Stage, staging
+from servers.server import Server, chat_body
 
 
 @dataclass
@@ -35,9 +35,8 @@ class Site:
 
 
 def site(path: Path, **settings: Any) -> Iterator[Site]:
-    app, stage = scripted_app(store__path=str(path), **settings)
-    with serving(app) as server:
-        yield Site(server, KeyStore(Database(path)), stage)
+    with staging(store__path=str(path), **settings) as staged:
+        yield Site(staged.server, KeyStore(Database(path)), staged.stage)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from contract.validators import validate_error
-from serve.servers import chat_body, wait_until
+from servers.server import chat_body, wait_until
 
 from .conftest import Site
 

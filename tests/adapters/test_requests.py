@@ -14,7 +14,7 @@ import pytest
 
 from contract_http.api import BATCH, CHAT, Body, say, texts
 from contract_http.api import PROMPT as SUM
-from serve.servers import FIXTURES
+from servers.server import FIXTURES
 
 from .samples import CHEERFUL, REFERENCE, cheerful, scaled
 from .server import AdapterServer, adapter_server, packed

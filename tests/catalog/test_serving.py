@@ -17,10 +17,8 @@ import httpx
 import pytest
 
 import kiln
-from kiln.cli.assembly import create_app
-from kiln.cli.embedded import serve_app
 from kiln.core.settings import CatalogModelSettings, Settings
-from serve.servers import PROMPT, settings_of, wait_until
+from servers.server import PROMPT, serving_model, settings_of, wait_until
 
 PIECE = 1024
 BUNDLED = Path(kiln.__file__).parent / "models" / "tiny-reasoner-f16.gguf"
@@ -36,11 +34,8 @@ def small(path: Path | str = BUNDLED, **fields: Any) -> CatalogModelSettings:
 
 @contextmanager
 def serving(configured: Settings) -> Iterator[httpx.Client]:
-    with (
-        serve_app(create_app(configured)) as url,
-        httpx.Client(base_url=url, timeout=120, trust_env=False) as client,
-    ):
-        yield client
+    with serving_model(configured) as server:
+        yield server.client
 
 
 @pytest.fixture(scope="module")

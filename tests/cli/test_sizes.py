@@ -8,7 +8,7 @@ import pytest
 
 from kiln.cli.assembly import sizes
 from kiln.core.settings import Settings
-from serve.servers import settings_of
+from servers.server import settings_of
 
 
 def test_the_hosts_share_is_derived_from_the_memory_there_is(

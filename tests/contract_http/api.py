@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from starlette.applications import Starlette
 
 from contract.validators import stream_events, validate, validate_chat_stream, validate_error
-from kiln.cli.assembly import create_app
 from kiln.engine.ports import EngineStats
-from serve.servers import Server, serving, settings_of
+from servers.server import Server, serving_model
 
 CHAT = "/v1/chat/completions"
 BATCH = "/v1/completions/batch"
@@ -32,10 +30,9 @@ UNTRUNCATED: Body = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0}
 
 @dataclass(frozen=True)
 class Api:
-    """A running server, its application and short ways to ask it."""
+    """A running server and short ways to ask it."""
 
     server: Server
-    app: Starlette
 
     def send(self, path: str, body: object) -> httpx.Response:
         """Post a JSON body. What comes back keeps the contract, whatever it is."""
@@ -88,7 +85,7 @@ class Api:
 
     @property
     def service(self) -> Any:
-        return self.app.state.kiln.service
+        return self.server.app.state.kiln.service
 
     @property
     def stats(self) -> EngineStats:
@@ -105,9 +102,8 @@ class Api:
 @contextmanager
 def model_api(**settings: Any) -> Iterator[Api]:
     """The bundled model, or that of `model__path`, under some settings; nothing is answered from memory."""
-    app = create_app(settings_of(**{"engine__completion_cache": 0, **settings}))
-    with serving(app) as server:
-        yield Api(server, app)
+    with serving_model(**{"engine__completion_cache": 0, **settings}) as server:
+        yield Api(server)
 
 
 def check(path: str, response: httpx.Response) -> None:

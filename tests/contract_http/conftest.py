@@ -11,24 +11,16 @@ import pytest
 from numpy.typing import NDArray
 
 from kiln.engine.sampling.sampler import Allowed, SequenceSampler
-from serve import traffic
-from serve.scripted import Stage, scripted_app
-from serve.servers import FIXTURES, serving
+from servers.fixtures import contract_kept, stage, staged
+from servers.scripted import Stage, Staged
+from servers.server import FIXTURES
 
 from .api import Api, model_api
 from .reference import Reference
 
+__all__ = ["contract_kept", "stage", "staged"]
+
 Pick = Callable[[SequenceSampler, NDArray[np.float32], Allowed | None], tuple[int, float]]
-
-
-@pytest.fixture(autouse=True)
-def contract_kept() -> Iterator[None]:
-    """No answer to this test's requests broke the contract."""
-    traffic.violations.clear()
-    yield
-    found = list(traffic.violations)
-    traffic.violations.clear()
-    assert not found, "\n".join(found[:20])
 
 
 @pytest.fixture(scope="session")
@@ -68,25 +60,10 @@ def reference() -> Iterator[Reference]:
     model.close()
 
 
-@pytest.fixture(scope="session")
-def scripted() -> Iterator[tuple[Api, Stage]]:
-    app, stage = scripted_app()
-    with serving(app) as running:
-        yield Api(running, app), stage
-
-
 @pytest.fixture
-def stage(scripted: tuple[Api, Stage]) -> Iterator[Stage]:
-    """What the model of `scripted_api` will say; cleared."""
-    scripted[1].clear()
-    yield scripted[1]
-    scripted[1].clear()
-    scripted[0].server.wait_idle()
-
-
-@pytest.fixture
-def scripted_api(scripted: tuple[Api, Stage], stage: Stage) -> Api:
-    return scripted[0]
+def scripted_api(staged: Staged, stage: Stage) -> Api:
+    """Its model says what `stage` tells it."""
+    return Api(staged.server)
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from serve.scripted import Stage
-from serve.servers import wait_until
+from servers.scripted import Stage
+from servers.server import wait_until
 
 from .api import BATCH, CHAT, UNTRUNCATED, Api, Body, model_api, say, texts
 

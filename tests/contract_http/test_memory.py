@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve.servers import metric, wait_until
+from servers.server import metric, wait_until
 
 from .api import CHAT, PROMPT, UNTRUNCATED, Api, Body, model_api, texts
 from .test_batch import posted

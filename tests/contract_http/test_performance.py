@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from serve.scripted import Stage
+from servers.scripted import Stage
 
 from .api import Api, Body, model_api
 from .test_batch import Load

@@ -14,8 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from kiln.backends.identity import sha256_of
-from serve.scripted import Stage, scripted_app
-from serve.servers import FIXTURES, serving, wait_until
+from servers.scripted import Stage, staging
+from servers.server import FIXTURES, wait_until
 
 from .api import CHAT, PROMPT, UNTRUNCATED, Api, Body, model_api, observed
 from .reference import Reference
@@ -207,9 +207,8 @@ class TestForcedTokens:
     )
     def test_a_close_that_had_begun(self, multi_close: Path, fields: Body, trigger: str) -> None:
         """What the model wrote of the close stays sampled; only the rest of it is forced."""
-        app, stage = scripted_app(model__path=str(multi_close))
-        with serving(app) as running:
-            api = Api(running, app)
+        with staging(model__path=str(multi_close)) as staged:
+            api, stage = Api(staged.server), staged.stage
             close: list[int] = list(api.service.model.close.ids)
             stage.say("1+", [close[0]], "2+3=5")
             limits: Body = {"max_tokens": 20, "thinking_budget_tokens": 1000, **fields}

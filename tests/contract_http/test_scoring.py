@@ -11,7 +11,7 @@ import pytest
 from kiln.chat.scoring import MAX_PROMPT, prepare_scoring
 from kiln.chat.served import ServedModel
 from kiln.core.errors import ContextExceeded, KilnError
-from serve.servers import FIXTURES, wait_until
+from servers.server import FIXTURES, wait_until
 
 from .api import SCORE, Api, Body, model_api, observed
 from .reference import Reference

@@ -20,7 +20,7 @@ from kiln.core.sampling import SamplingOverrides
 from kiln.core.turn import ChatTurn
 from kiln.engine.loop import BatchingEngine
 from kiln.engine.sampling.grammar import GrammarCompiler
-from serve.servers import FIXTURES, PROMPT, settings_of
+from servers.server import FIXTURES, PROMPT, settings_of
 from text.samples import QWEN3
 
 

@@ -9,7 +9,7 @@ import pytest
 from kiln.backends.llamacpp import LlamaModel
 from kiln.chat.bias import resolve_bias
 from kiln.core.errors import InvalidField
-from serve.servers import FIXTURES
+from servers.server import FIXTURES
 
 from .letters import CALL, Letters
 

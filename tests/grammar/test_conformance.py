@@ -21,7 +21,7 @@ from kiln.core.tokens import FinishReason
 from kiln.engine.ports import GenerationRequest
 from kiln.engine.sampling.grammar import GrammarCompiler
 from kiln.text.lark import json_of
-from serve.servers import FIXTURES
+from servers.server import FIXTURES
 
 from .conftest import Chat
 from .letters import EOS, Letters, spell

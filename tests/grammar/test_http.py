@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serve.servers import PROMPT, Server, chat_body, serving_model
+from servers.server import PROMPT, Server, chat_body, serving_model
 
 CHAT = "/v1/openai/chat/completions"
 

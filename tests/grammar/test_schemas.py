@@ -26,7 +26,7 @@ from kiln.chat.schemas import (
 from kiln.core.errors import InvalidField
 from kiln.engine.sampling.grammar import GrammarCompiler
 from kiln.text.lark import json_of
-from serve.servers import FIXTURES
+from servers.server import FIXTURES
 
 from .letters import Letters, spell
 

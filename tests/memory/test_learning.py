@@ -21,7 +21,7 @@ from kiln.http.state import ServerState
 from kiln.store.database import Database
 from kiln.store.facts import Fact, NewFact
 from kiln.store.memory import MemoryTables
-from serve.scripted import Stage, scripted_app
+from servers.scripted import Stage, scripted_app
 
 TEA = Fact("fact-1", "The user likes tea", 0.0, None, 0, None, None, None)
 ROME = Fact("fact-2", "The user lives in Rome", 0.0, None, 0, None, None, None)
@@ -327,7 +327,7 @@ async def test_the_embedding_model_finds_by_meaning(tmp_path: Path) -> None:
 async def test_the_bundled_model_harms_nothing(tmp_path: Path) -> None:
     """It cannot extract facts: whatever it writes, the server goes on."""
     from kiln.cli.assembly import create_app
-    from serve.servers import settings_of
+    from servers.server import settings_of
 
     app = create_app(settings_of(store__path=str(tmp_path / "kiln.db")))
     async with app.router.lifespan_context(app):

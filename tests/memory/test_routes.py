@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,18 @@ import apsw
 import httpx
 import pytest
 
-from kiln.cli.assembly import create_app
 from kiln.core.settings import MemoryStoreSettings, Settings
 from kiln.store.database import Database
 from kiln.store.keys import KeyStore
-from serve.servers import Server, serving, settings_of, wait_until
+from servers.server import Server, serving_model, settings_of, wait_until
 
 URL = "/lmkit/v1/memory"
 
 
 def settings(path: Path, **values: Any) -> Settings:
     """Settings with a store `notes` whose memories hold three facts."""
-    named = {"store.path": str(path), "engine.threads": 1} | {
-        name.replace("__", "."): value for name, value in values.items()
-    }
-    tables = {"memory": {"notes": MemoryStoreSettings(capacity=3)}}
-    return Settings.build(named, dict.fromkeys(named, "file"), tables)
+    stores = {"notes": MemoryStoreSettings(capacity=3)}
+    return replace(settings_of(store__path=str(path), **values), memory=stores)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +35,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(file: Path) -> Iterator[Server]:
-    with serving(create_app(settings(file))) as running:
+    with serving_model(settings(file)) as running:
         yield running
 
 
@@ -186,7 +183,7 @@ def owned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, di
     store = KeyStore(Database(path))
     secrets = {name: store.create(name)[1] for name in ("ana", "ben")}
     secrets["boss"] = store.create("boss", scope="admin")[1]
-    with serving(create_app(settings(path, auth__anonymous=True))) as running:
+    with serving_model(settings(path, auth__anonymous=True)) as running:
         yield running, secrets
 
 
@@ -227,18 +224,18 @@ class TestOwners:
 
 def test_facts_outlive_a_restart_and_memory_can_be_off(tmp_path: Path) -> None:
     path = tmp_path / "kiln.db"
-    with serving(create_app(settings(path))) as running:
+    with serving_model(settings(path)) as running:
         assert write(running, "The user likes tea").status_code == 201
-    with serving(create_app(settings(path))) as running:
+    with serving_model(settings(path)) as running:
         assert texts(running, q="tea") == ["The user likes tea"]
-    with serving(create_app(settings(path, store__memory=False))) as running:
+    with serving_model(settings(path, store__memory=False)) as running:
         refused = running.client.get(f"{URL}/home")
         assert (refused.status_code, refused.json()["code"]) == (403, "memory_off")
 
 
 def test_a_store_that_fails_is_a_503(tmp_path: Path) -> None:
     path = tmp_path / "kiln.db"
-    with serving(create_app(settings_of(store__path=str(path)))) as running:
+    with serving_model(store__path=str(path)) as running:
         path.write_text("this is no database\n" * 100)
         for path_below in ("home", "home/export"):
             refused = running.client.get(f"{URL}/{path_below}")
@@ -257,7 +254,7 @@ def test_a_store_that_fails_is_a_503(tmp_path: Path) -> None:
 
 def test_writers_that_wait_for_another_process_keep_no_reader_waiting(tmp_path: Path) -> None:
     path = tmp_path / "kiln.db"
-    with serving(create_app(settings(path))) as running, ThreadPoolExecutor(4) as pool:
+    with serving_model(settings(path)) as running, ThreadPoolExecutor(4) as pool:
         write(running, "The user likes tea")
         # The server's own SQLite: locks of another library in the same process would not hold against it.
         with closing(apsw.Connection(str(path))) as other:

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from serve.servers import PROMPT, Server
+from servers.server import PROMPT, Server
 
 CHAT = "/lmkit/v1/chat"
 SKIP = "/lmkit/v1/chat/skip-thinking"

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from starlette.applications import Starlette
 
-from kiln.cli.assembly import create_app
-from serve import traffic
-from serve.scripted import Stage, scripted_app
-from serve.servers import serving, settings_of
+from servers.fixtures import contract_kept, stage
+from servers.scripted import Stage, Staged, staging
+from servers.server import serving_model
 
 from .api import Native
 from .tools import Slow, toolbox
+
+__all__ = ["contract_kept", "stage"]
 
 SKILLS = Path(__file__).parents[2] / "examples" / "native" / "skills"
 AGENTS = Path(__file__).parents[2] / "examples" / "native" / "agents"
@@ -26,22 +27,11 @@ def equip(app: Starlette, slow: Slow) -> None:
     app.state.kiln = replace(app.state.kiln, toolbox=toolbox(slow))
 
 
-@pytest.fixture(autouse=True)
-def contract_kept() -> Iterator[None]:
-    """No answer to this test's requests had another shape than the one described."""
-    traffic.violations.clear()
-    yield
-    found = list(traffic.violations)
-    traffic.violations.clear()
-    assert not found, "\n".join(found[:20])
-
-
 @pytest.fixture(scope="session")
 def native() -> Iterator[Native]:
     """The bundled model, with the tools of the tests."""
-    app = create_app(settings_of())
-    with serving(app) as server:
-        equip(app, Slow())
+    with serving_model() as server:
+        equip(server.app, Slow())
         yield Native(server)
 
 
@@ -52,23 +42,15 @@ def slow() -> Slow:
 
 
 @pytest.fixture(scope="session")
-def scripted_native(slow: Slow) -> Iterator[tuple[Native, Stage]]:
-    app, stage = scripted_app(skills__dir=str(SKILLS), agents__dir=str(AGENTS), native__max_rounds=4)
-    with serving(app) as server:
-        equip(app, slow)
-        yield Native(server), stage
+def staged(slow: Slow) -> Iterator[Staged]:
+    """A scripted model with the tools of the tests, and the skills and agents of the examples."""
+    folders = {"skills__dir": str(SKILLS), "agents__dir": str(AGENTS)}
+    with staging(native__max_rounds=4, **folders) as running:
+        equip(running.app, slow)
+        yield running
 
 
 @pytest.fixture
-def stage(scripted_native: tuple[Native, Stage]) -> Iterator[Stage]:
-    """The stage of `scripted`, cleared."""
-    native, stage = scripted_native
-    stage.clear()
-    yield stage
-    stage.clear()
-    native.server.wait_idle()
-
-
-@pytest.fixture
-def scripted(scripted_native: tuple[Native, Stage], stage: Stage) -> Native:
-    return scripted_native[0]
+def scripted(staged: Staged, stage: Stage) -> Native:
+    """Its model says what `stage` tells it."""
+    return Native(staged.server)

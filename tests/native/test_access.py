@@ -11,8 +11,8 @@ import pytest
 
 from kiln.store.database import Database
 from kiln.store.keys import KeyStore
-from serve.scripted import Stage, scripted_app
-from serve.servers import Server, serving
+from servers.scripted import Stage, staging
+from servers.server import Server
 
 from .api import CHAT, SKIP, native_body
 
@@ -23,11 +23,10 @@ Keyed = tuple[Server, Stage, dict[str, dict[str, str]]]
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
     """A server that asks for keys, its model, and the headers of two keys."""
     path = tmp_path_factory.mktemp("store") / "kiln.db"
-    app, stage = scripted_app(store__path=str(path), auth__anonymous=False)
-    with serving(app) as server:
+    with staging(store__path=str(path), auth__anonymous=False) as staged:
         store = KeyStore(Database(path))
         headers = {name: {"authorization": f"Bearer {store.create(name)[1]}"} for name in ("mine", "other")}
-        yield server, stage, headers
+        yield staged.server, staged.stage, headers
 
 
 @contextmanager

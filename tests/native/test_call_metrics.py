@@ -10,8 +10,8 @@ from kiln.native.calls import CallDesk
 from kiln.skills.offer import SkillOffer
 from kiln.skills.skill import Skill
 from kiln.tools.toolbox import Toolbox
-from serve.scripted import Stage
-from serve.servers import wait_until
+from servers.scripted import Stage
+from servers.server import wait_until
 
 from .api import Native
 from .test_disconnect import read_until

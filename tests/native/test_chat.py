@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve.servers import serving_model
+from servers.server import serving_model
 
 from .api import ADD, CHAT, Native
 

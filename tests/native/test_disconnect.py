@@ -15,12 +15,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from kiln.chat.catalog import Lease, LoadProgress, Narrate
-from kiln.cli.assembly import create_app
 from kiln.core.errors import EngineFailed
 from kiln.core.settings import CatalogModelSettings
 from kiln.tools.toolbox import Toolbox
-from serve.scripted import Stage, scripted_app
-from serve.servers import FIXTURES, serving, settings_of, wait_until
+from servers.scripted import Stage, staging
+from servers.server import FIXTURES, serving_model, settings_of, wait_until
 
 from .api import CHAT, Event, Native, native_body
 from .conftest import equip
@@ -144,8 +143,8 @@ def slow_add() -> SlowAdd:
 def catalog(slow_add: SlowAdd) -> Iterator[Native]:
     """The bundled model with a slow tool, and another model to load."""
     other = CatalogModelSettings(path=str(FIXTURES / "multi-close.gguf"))
-    app = create_app(replace(settings_of(), models={"other": other}))
-    with serving(app) as server:
+    with serving_model(replace(settings_of(), models={"other": other})) as server:
+        app = server.app
         app.state.kiln = replace(app.state.kiln, toolbox=Toolbox([slow_add]))
         yield Native(server)
 
@@ -171,10 +170,9 @@ class TestLoading:
         assert catalog.stream(model="other", max_tokens=5).all("status")[0] == {"phase": "session"}
 
     def test_a_client_that_goes_meanwhile(self) -> None:
-        app = create_app(settings_of())
-        with serving(app) as server:
+        with serving_model() as server:
             native, waits = Native(server), [0, 0]
-            catalog = app.state.kiln.catalog
+            catalog = server.app.state.kiln.catalog
 
             async def stalled(model: str | None, narrate: Narrate | None = None) -> Lease:
                 assert narrate is not None
@@ -212,11 +210,10 @@ def test_an_error_after_the_first_event_ends_the_stream(scripted: Native, stage:
 
 
 def test_a_request_that_takes_too_long() -> None:
-    app, stage = scripted_app(engine__request_timeout_s=0.5)
-    with serving(app) as server:
-        slow = Slow()
-        equip(app, slow)
-        native = Native(server)
+    with staging(engine__request_timeout_s=0.5) as staged:
+        slow, stage = Slow(), staged.stage
+        equip(staged.app, slow)
+        native = Native(staged.server)
         stage.then("</think>", call("slow"))
         assert native.refuse(status=504, server_tools=["slow"])["code"] == "request_timed_out"
         assert (slow.cancelled, slow.running) == (1, 0)
@@ -226,4 +223,4 @@ def test_a_request_that_takes_too_long() -> None:
             *_, (name, error) = events
         assert (name, error["code"]) == ("error", "request_timed_out")
         stage.clear()
-        server.wait_idle()
+        staged.server.wait_idle()

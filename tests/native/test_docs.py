@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from kiln.wire import lmkit as wire
-from serve.traffic import NATIVE_PAYLOADS, native_payload_problems
+from servers.traffic import NATIVE_PAYLOADS, native_payload_problems
 
 TEXT = (Path(__file__).parents[2] / "docs" / "native.md").read_text(encoding="utf-8")
 

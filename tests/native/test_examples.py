@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from serve.servers import serving_model
+from servers.server import serving_model
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "native"

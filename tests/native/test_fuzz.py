@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from serve.traffic import native_stream_problems
+from servers.traffic import native_stream_problems
 
 from .api import CHAT, SKIP, Native
 

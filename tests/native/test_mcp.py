@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kiln.core.settings import McpServerSettings
-from serve.scripted import Stage, scripted_app
-from serve.servers import serving, settings_of
+from servers.scripted import Stage, staging
+from servers.server import settings_of
 
 from .api import Native
 from .test_disconnect import is_free, read_until
@@ -25,9 +25,8 @@ def running() -> Iterator[tuple[Native, Stage]]:
     good = McpServerSettings(command=sys.executable, args=(str(PROGRAM),))
     lost = McpServerSettings(command="/nowhere/program")
     settings = replace(settings_of(tools__allow=("category:mcp",)), mcp={"good": good, "lost": lost})
-    app, stage = scripted_app(settings)
-    with serving(app) as server:
-        yield Native(server), stage
+    with staging(settings) as staged:
+        yield Native(staged.server), staged.stage
 
 
 def test_its_result_reaches_the_model(running: tuple[Native, Stage]) -> None:

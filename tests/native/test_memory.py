@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from serve.scripted import Stage, scripted_app
-from serve.servers import serving, serving_model, wait_until
+from servers.scripted import Stage, staging
+from servers.server import serving_model, wait_until
 
 from .api import Native
 
@@ -18,9 +18,8 @@ MEMORY = "/lmkit/v1/memory/home"
 
 @contextmanager
 def remembering(path: Path, **values: Any) -> Iterator[tuple[Native, Stage]]:
-    app, stage = scripted_app(store__path=str(path / "kiln.db"), **values)
-    with serving(app) as server:
-        yield Native(server), stage
+    with staging(store__path=str(path / "kiln.db"), **values) as staged:
+        yield Native(staged.server), staged.stage
 
 
 def facts(native: Native) -> list[str]:

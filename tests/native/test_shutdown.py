@@ -19,7 +19,7 @@ from kiln.native.exchange import NativeExchange
 from kiln.tools.tool import ToolResult
 from kiln.tools.toolbox import Toolbox
 from kiln.wire.lmkit import NativeChatRequest, NativeMessage
-from serve.scripted import Stage, scripted_app
+from servers.scripted import Stage, scripted_app
 
 from .test_rounds import call
 from .tools import Add

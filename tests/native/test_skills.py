@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from serve.scripted import Stage
+from servers.scripted import Stage
 
 from .api import ADD, Native
 from .test_rounds import call

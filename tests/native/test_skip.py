@@ -9,9 +9,9 @@ from collections import Counter
 
 import pytest
 
-from serve import traffic
-from serve.scripted import Stage
-from serve.servers import chat_body
+from servers import traffic
+from servers.scripted import Stage
+from servers.server import chat_body
 
 from .api import CHAT, SKIP, Event, Native, native_body
 

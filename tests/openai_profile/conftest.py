@@ -11,9 +11,12 @@ import httpx
 import openai
 import pytest
 
-from serve import traffic
-from serve.scripted import Stage, scripted_app
-from serve.servers import PROMPT, Server, Streamed, serving, serving_model
+from servers import traffic
+from servers.fixtures import contract_kept, stage, staged
+from servers.scripted import Stage, Staged, staging
+from servers.server import PROMPT, Server, Streamed, serving_model
+
+__all__ = ["contract_kept", "stage", "staged"]
 
 MODEL = "tiny-reasoner"
 ADD: dict[str, Any] = {
@@ -66,16 +69,6 @@ class Profile:
         return response.json()["error"]
 
 
-@pytest.fixture(autouse=True)
-def contract_kept() -> Iterator[None]:
-    """No answer to this test's requests broke the contract."""
-    traffic.violations.clear()
-    yield
-    found = list(traffic.violations)
-    traffic.violations.clear()
-    assert not found, "\n".join(found[:20])
-
-
 @pytest.fixture(scope="session")
 def profile_server() -> Iterator[Server]:
     """The bundled model, with small efforts and prices."""
@@ -95,34 +88,17 @@ def profile(profile_server: Server) -> Profile:
     return Profile(profile_server)
 
 
-@pytest.fixture(scope="session")
-def scripted() -> Iterator[tuple[Profile, Stage]]:
-    app, stage = scripted_app()
-    with serving(app) as running:
-        yield Profile(running), stage
-
-
 @pytest.fixture
-def stage(scripted: tuple[Profile, Stage]) -> Iterator[Stage]:
-    running, stage = scripted
-    stage.clear()
-    yield stage
-    stage.clear()
-    running.server.wait_idle()
-
-
-@pytest.fixture
-def acted(scripted: tuple[Profile, Stage], stage: Stage) -> Profile:
+def acted(staged: Staged, stage: Stage) -> Profile:
     """A server whose model says what `stage` tells it."""
-    return scripted[0]
+    return Profile(staged.server)
 
 
 @pytest.fixture(scope="session")
 def narrow() -> Iterator[tuple[Profile, Stage]]:
     """A scripted server with room for one sequence."""
-    app, stage = scripted_app(engine__parallel=1)
-    with serving(app) as running:
-        yield Profile(running), stage
+    with staging(engine__parallel=1) as staged:
+        yield Profile(staged.server), staged.stage
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from kiln.wire import openai_chat, openai_text
-from serve.scripted import Stage
-from serve.servers import PROMPT, wait_until
+from servers.scripted import Stage
+from servers.server import PROMPT, wait_until
 
 from .conftest import ADD, Profile
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from adapters.samples import cheerful
-from serve.servers import PROMPT, serving_model
+from servers.server import PROMPT, serving_model
 
 from .conftest import Profile
 

@@ -12,8 +12,8 @@ import openai
 import pytest
 from pydantic import BaseModel, SecretStr
 
-from serve import traffic
-from serve.servers import PROMPT, Server
+from servers import traffic
+from servers.server import PROMPT, Server
 
 from .conftest import ADD, MODEL
 

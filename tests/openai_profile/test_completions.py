@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serve.servers import PROMPT
+from servers.server import PROMPT
 
 from .checks import events
 from .conftest import Profile

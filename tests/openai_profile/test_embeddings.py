@@ -14,8 +14,8 @@ import openai
 import pytest
 from numpy.typing import NDArray
 
-from serve import traffic
-from serve.servers import Server, serving_model, wait_until
+from servers import traffic
+from servers.server import Server, serving_model, wait_until
 
 from .conftest import Profile
 

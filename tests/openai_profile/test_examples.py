@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from serve.servers import Server
+from servers.server import Server
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Whatever asks for another machine finds nobody there.

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serve.scripted import scripted_app
-from serve.servers import serving
+from servers.scripted import staging
 
 from .conftest import ADD, Profile
 
@@ -57,10 +56,9 @@ def test_a_family_calls_through_the_server(family: str, tmp_path: Path) -> None:
     marker, written = FAMILIES[family]
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATE % marker, encoding="utf-8")
-    app, stage = scripted_app(model__chat_template_file=str(template))
-    with serving(app) as running:
-        profile = Profile(running)
-        stage.say(written)
+    with staging(model__chat_template_file=str(template)) as staged:
+        profile = Profile(staged.server)
+        staged.stage.say(written)
         (choice,) = profile.ask(tools=[ADD])["choices"]
         made = [call["function"] for call in choice["message"]["tool_calls"]]
         assert [(f["name"], json.loads(f["arguments"])) for f in made] == [

@@ -9,8 +9,8 @@ import pytest
 from kiln.cli.assembly import create_app
 from kiln.core.errors import ConfigError
 from kiln.core.settings import BadValue
-from serve.scripted import Stage, scripted_app
-from serve.servers import serving, settings_of
+from servers.scripted import Stage, staging
+from servers.server import settings_of
 
 from . import hooks
 from .conftest import Profile
@@ -20,9 +20,8 @@ HOOKS = "openai_profile.hooks"
 
 @pytest.fixture(scope="module")
 def watched() -> Iterator[tuple[Profile, Stage]]:
-    app, stage = scripted_app(openai__content_filter=f"{HOOKS}:no_nines")
-    with serving(app) as running:
-        yield Profile(running), stage
+    with staging(openai__content_filter=f"{HOOKS}:no_nines") as staged:
+        yield Profile(staged.server), staged.stage
 
 
 def test_what_is_let_through_is_whole(watched: tuple[Profile, Stage]) -> None:
@@ -66,10 +65,9 @@ def test_text_completions_are_filtered(watched: tuple[Profile, Stage]) -> None:
 
 
 def test_a_hook_that_fails_shows_nothing() -> None:
-    app, stage = scripted_app(openai__content_filter=f"{HOOKS}:broken")
-    stage.say("thought", "</think>", "\n\n", "secret")
-    with serving(app) as running:
-        profile = Profile(running)
+    with staging(openai__content_filter=f"{HOOKS}:broken") as staged:
+        staged.stage.say("thought", "</think>", "\n\n", "secret")
+        profile = Profile(staged.server)
         response = profile.chat()
         assert response.status_code == 500 and "secret" not in response.text
         streamed = profile.stream()

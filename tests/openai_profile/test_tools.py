@@ -9,7 +9,7 @@ import pytest
 
 from kiln.text.tool_calls import FORMATS
 from kiln.text.tool_calls.live import LiveCall
-from serve.scripted import Stage
+from servers.scripted import Stage
 
 from .conftest import ADD, Profile
 

@@ -8,19 +8,11 @@ from typing import Any
 
 import pytest
 
-from . import traffic
-from .scripted import Stage, scripted_app
-from .servers import FIXTURES, Server, serving, serving_model
+from servers.fixtures import contract_kept, stage, staged
+from servers.scripted import Stage, Staged
+from servers.server import FIXTURES, Server, serving_model
 
-
-@pytest.fixture(autouse=True)
-def contract_kept() -> Iterator[None]:
-    """No answer to this test's requests broke the contract."""
-    traffic.violations.clear()
-    yield
-    found = list(traffic.violations)
-    traffic.violations.clear()
-    assert not found, "\n".join(found[:20])
+__all__ = ["contract_kept", "stage", "staged"]
 
 
 @pytest.fixture(scope="session")
@@ -67,26 +59,10 @@ def multi_close_server() -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(scope="session")
-def scripted() -> Iterator[tuple[Server, Stage]]:
-    app, stage = scripted_app()
-    with serving(app) as running:
-        yield running, stage
-
-
 @pytest.fixture
-def stage(scripted: tuple[Server, Stage]) -> Iterator[Stage]:
-    """The stage of `scripted_server`, cleared."""
-    running, stage = scripted
-    stage.clear()
-    yield stage
-    stage.clear()
-    running.wait_idle()
-
-
-@pytest.fixture
-def scripted_server(scripted: tuple[Server, Stage], stage: Stage) -> Server:
-    return scripted[0]
+def scripted_server(staged: Staged, stage: Stage) -> Server:
+    """Its model says what `stage` tells it."""
+    return staged.server
 
 
 @pytest.fixture(scope="session")

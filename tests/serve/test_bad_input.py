@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from . import traffic
-from .servers import PROMPT, Server, serving_model
+from servers import traffic
+from servers.server import PROMPT, Server, serving_model
 
 JSON = {"content-type": "application/json"}
 BIG = 2**64

@@ -11,10 +11,9 @@ import pytest
 
 from kiln.cli.assembly import describe_model, load_model
 from kiln.core.settings import Settings
-
-from . import traffic
-from .scripted import Stage
-from .servers import FIXTURES, Server, Streamed, chat_body, serving_model, settings_of
+from servers import traffic
+from servers.scripted import Stage
+from servers.server import FIXTURES, Server, Streamed, chat_body, serving_model, settings_of
 
 BUDGETS = [0, 1, 8, 16, 32, 64, None]
 PROBLEMS = 200

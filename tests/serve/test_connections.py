@@ -14,10 +14,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from kiln.http.connection import protocol_within
-
-from .scripted import Stage, scripted_app
-from .servers import Server, Streamed, serving, serving_model, wait_until
+from servers.scripted import Stage, staging
+from servers.server import Server, Streamed, serving_model, wait_until
 
 KIB = 1024
 LIMIT = 64 * KIB
@@ -34,9 +32,8 @@ def server() -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def crowded() -> Iterator[tuple[Server, Stage]]:
     """A scripted model on a server of few connections."""
-    app, stage = scripted_app(server__max_connections=MOST, server__header_timeout_s=1.0)
-    with serving(app, protocol_within(stage.settings.server, app)) as running:
-        yield running, stage
+    with staging(server__max_connections=MOST, server__header_timeout_s=1.0) as staged:
+        yield staged.server, staged.stage
 
 
 @contextlib.contextmanager

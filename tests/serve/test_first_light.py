@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from kiln import __version__
-
-from .servers import PROMPT, Server, metric
+from servers.server import PROMPT, Server, metric
 
 CURL_BODY = '{"messages":[{"role":"user","content":"3+8-2+7=?"}],"temperature":0,"thinking_budget_tokens":16}'
 OUTCOMES = {

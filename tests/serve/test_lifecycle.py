@@ -22,10 +22,9 @@ import httpx
 import pytest
 
 from kiln.core.errors import EngineFailed
-
-from . import traffic
-from .scripted import Stage, scripted_app
-from .servers import Server, Streamed, chat_body, serving, serving_model, wait_until
+from servers import traffic
+from servers.scripted import Stage, staging
+from servers.server import Server, Streamed, chat_body, serving_model, wait_until
 
 SKIP = "/lmkit/v1/chat/skip-thinking"
 
@@ -317,9 +316,9 @@ class TestFailures:
 
     @pytest.mark.parametrize("stream", [True, False])
     def test_a_crash_leaves_nobody_waiting(self, stream: bool) -> None:
-        app, stage = scripted_app()
-        stage.say("a", "b", [crash])
-        with serving(app) as server:
+        with staging() as staged:
+            server = staged.server
+            staged.stage.say("a", "b", [crash])
 
             async def ask_many() -> list[httpx.Response]:
                 async with traffic.async_client(server.url) as client:
@@ -342,10 +341,10 @@ class TestFailures:
             assert server.client.get("/metrics").status_code == 200
 
     def test_a_request_that_runs_too_long(self) -> None:
-        app, stage = scripted_app(engine__request_timeout_s=0.3)
-        stage.repeat("a")
-        stage.pace_s = 0.01
-        with serving(app) as server:
+        with staging(engine__request_timeout_s=0.3) as staged:
+            server, stage = staged.server, staged.stage
+            stage.repeat("a")
+            stage.pace_s = 0.01
             response = server.post(max_tokens=4000)
             assert response.status_code == 504
             assert response.json()["error"]["code"] == "request_timed_out"

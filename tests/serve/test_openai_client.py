@@ -11,9 +11,9 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
-from . import traffic
-from .scripted import Stage
-from .servers import PROMPT, Server
+from servers import traffic
+from servers.scripted import Stage
+from servers.server import PROMPT, Server
 
 MODEL = "tiny-reasoner"
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": PROMPT}]

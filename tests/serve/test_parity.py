@@ -19,9 +19,8 @@ from kiln.cli.assembly import BUNDLED, describe_model, load_model
 from kiln.dialects.kiln import decode_chat, to_turn
 from kiln.engine.loop import BatchingEngine
 from kiln.engine.ports import GenerationRequest
-
-from . import traffic
-from .servers import Server, serving_model, settings_of
+from servers import traffic
+from servers.server import Server, serving_model, settings_of
 
 MAX_TOKENS = 160
 KV_CELLS = 16384

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from .servers import Server, serving_model
+from servers.server import Server, serving_model
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,8 @@ from kiln.chat.prepare import Prepared, prepare
 from kiln.chat.served import ServedModel
 from kiln.cli.assembly import describe_model, load_model
 from kiln.dialects.kiln import decode_chat, to_turn
-
-from .scripted import Stage
-from .servers import PROMPT, Server, settings_of
+from servers.scripted import Stage
+from servers.server import PROMPT, Server, settings_of
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 HOSTILE = [

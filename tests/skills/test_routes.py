@@ -16,7 +16,7 @@ from kiln.cli.assembly import create_app
 from kiln.core.errors import ConfigError
 from kiln.http.openapi.document import openapi_document
 from kiln.skills.start import open_libraries
-from serve.servers import Server, serving_model, settings_of
+from servers.server import Server, serving_model, settings_of
 
 from .folders import skill_text, write_skill
 

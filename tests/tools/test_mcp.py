@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import uvicorn
 
+from kiln.cli.embedded import serve_app
 from kiln.core.settings import McpServerSettings, Settings, ToolsSettings
 from kiln.tools.build import toolbox_from
 from kiln.tools.mcp import program
@@ -237,28 +237,17 @@ async def test_nothing_is_started_before_it_is_used_and_allowed(tmp_path: Path) 
     assert mark.exists()
 
 
-@asynccontextmanager
-async def served() -> AsyncIterator[str]:
+@contextmanager
+def served() -> Iterator[str]:
     """The well-behaved server over streamable HTTP on loopback; its URL."""
     from . import mcp_good
 
-    config = uvicorn.Config(
-        mcp_good.server.streamable_http_app(), host="127.0.0.1", port=0, log_level="critical"
-    )
-    running = uvicorn.Server(config)
-    task = asyncio.create_task(running.serve())
-    while not running.started:
-        await asyncio.sleep(0.01)
-    port = running.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield f"http://127.0.0.1:{port}/mcp"
-    finally:
-        running.should_exit = True
-        await task
+    with serve_app(mcp_good.server.streamable_http_app()) as url:
+        yield f"{url}/mcp"
 
 
 async def test_tools_over_http(box: Boxes) -> None:
-    async with served() as url:
+    with served() as url:
         toolbox = box(McpServerSettings(url=url, headers={"Authorization": "Bearer x"}))
         outcome = await toolbox.run("it__add", {"a": 40, "b": 2})
         assert (outcome.status, outcome.text) == ("done", "42")
@@ -267,7 +256,7 @@ async def test_tools_over_http(box: Boxes) -> None:
 
 
 async def test_a_server_that_is_not_reached_over_http_is_an_error(box: Boxes) -> None:
-    async with served() as url:
+    with served() as url:
         pass
     for address in (url, url.replace("/mcp", "/other")):
         outcome = await box(McpServerSettings(url=address, timeout_s=10)).run("it__add", {})

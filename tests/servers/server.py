@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
 
 from kiln.cli.assembly import create_app
 from kiln.cli.embedded import serve_app
@@ -91,10 +90,11 @@ class Streamed:
 
 @dataclass(frozen=True)
 class Server:
-    """A running server and a checked client of it."""
+    """A running server, a checked client of it, and its application."""
 
     url: str
     client: httpx.Client
+    app: Starlette
 
     def post(self, content: str = PROMPT, /, **fields: Any) -> httpx.Response:
         return self.client.post(traffic.CHAT, json=chat_body(content, **fields))
@@ -165,15 +165,15 @@ def settings_of(**values: Any) -> Settings:
 
 
 @contextmanager
-def serving(app: ASGIApp, http: type[asyncio.Protocol] | None = None) -> Iterator[Server]:
-    with serve_app(app, http) as url, traffic.client(url) as client:
-        yield Server(url, client)
+def serving(app: Starlette, settings: Settings) -> Iterator[Server]:
+    """Run an application under uvicorn on a free port of loopback, as `kiln serve` does."""
+    with serve_app(app, protocol_within(settings.server, app)) as url, traffic.client(url) as client:
+        yield Server(url, client, app)
 
 
 @contextmanager
-def serving_model(**values: Any) -> Iterator[Server]:
+def serving_model(settings: Settings | None = None, /, **values: Any) -> Iterator[Server]:
     """The bundled model, or that of `model__path`, under some settings."""
-    settings = settings_of(**values)
-    app = create_app(settings)
-    with serving(app, protocol_within(settings.server, app)) as server:
+    settings = settings_of(**values) if settings is None else settings
+    with serving(create_app(settings), settings) as server:
         yield server

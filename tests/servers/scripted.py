@@ -7,7 +7,9 @@ decides what is sampled, so a token that the thinking gate replaces is lost, as 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from kiln.cli.assembly import app_over, describe_model, load_model
 from kiln.core.settings import Settings
 from kiln.engine.runner import ModelCall
 
-from .servers import settings_of
+from .server import Server, serving, settings_of
 
 # A token id, or what decides one: it may also wait, or raise.
 Beat = int | Callable[[], int]
@@ -148,9 +150,36 @@ class ScriptedRunner:
         pass
 
 
-def scripted_app(settings: Settings | None = None, **values: Any) -> tuple[Starlette, Stage]:
+def scripted_app(settings: Settings | None = None, /, **values: Any) -> tuple[Starlette, Stage]:
     """The application over a scripted model, and the stage that directs it."""
     settings = settings_of(**values) if settings is None else settings
     stage = Stage(settings)
     model = describe_model(settings, stage.llama)
     return app_over(settings, stage.llama, model, lambda: ScriptedRunner(stage)), stage
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A running server whose model says what its stage tells it."""
+
+    server: Server
+    stage: Stage
+
+    @property
+    def app(self) -> Starlette:
+        return self.server.app
+
+    def cleared(self) -> Iterator[Stage]:
+        """The stage, empty, for a fixture; it leaves an idle engine."""
+        self.stage.clear()
+        yield self.stage
+        self.stage.clear()
+        self.server.wait_idle()
+
+
+@contextmanager
+def staging(settings: Settings | None = None, /, **values: Any) -> Iterator[Staged]:
+    """A scripted model under some settings."""
+    app, stage = scripted_app(settings, **values)
+    with serving(app, stage.settings) as server:
+        yield Staged(server, stage)
