@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Callable
-from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from servers.raw import posted
 from servers.scripted import Stage
 from servers.server import wait_until
 
@@ -411,21 +409,3 @@ class Load:
                 if response.status_code != 200:
                     self._failures.append(response.text)
                     return
-
-
-class posted:
-    """A raw connection that has sent a request and is closed on leaving, whatever the server does."""
-
-    def __init__(self, url: str, path: str, body: Any) -> None:
-        address = urlsplit(url)
-        assert address.hostname is not None
-        payload = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: application/json\r\n"
-        self._raw = socket.create_connection((address.hostname, address.port or 80), timeout=60)
-        self._raw.sendall(f"{head}content-length: {len(payload)}\r\n\r\n".encode() + payload)
-
-    def __enter__(self) -> socket.socket:
-        return self._raw
-
-    def __exit__(self, *exc: object) -> None:
-        self._raw.close()

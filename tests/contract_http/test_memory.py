@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from servers.raw import posted
 from servers.server import metric, wait_until
 
 from .api import CHAT, PROMPT, UNTRUNCATED, Api, Body, model_api, texts
-from .test_batch import posted
 
 LOUD: Body = {**UNTRUNCATED, "temperature": 1.5, "seed": 3, "max_tokens": 30}
 

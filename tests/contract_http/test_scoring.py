@@ -11,11 +11,12 @@ import pytest
 from kiln.chat.scoring import MAX_PROMPT, prepare_scoring
 from kiln.chat.served import ServedModel
 from kiln.core.errors import ContextExceeded, KilnError
+from servers.raw import posted
 from servers.server import FIXTURES, wait_until
 
 from .api import SCORE, Api, Body, model_api, observed
 from .reference import Reference
-from .test_batch import Load, posted
+from .test_batch import Load
 
 TEXT = "3+8-2+7=? The answer is 16, isn't it?"
 # A long enough prompt to need several model calls, of ids from all over the vocabulary.

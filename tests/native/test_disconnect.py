@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -18,6 +16,7 @@ from kiln.chat.catalog import Lease, LoadProgress, Narrate
 from kiln.core.errors import EngineFailed
 from kiln.core.settings import CatalogModelSettings
 from kiln.tools.toolbox import Toolbox
+from servers.raw import posted
 from servers.scripted import Stage, staging
 from servers.server import FIXTURES, serving_model, settings_of, wait_until
 
@@ -27,15 +26,9 @@ from .test_rounds import call
 from .tools import Slow
 
 
-@contextmanager
-def connected(native: Native, **fields: Any) -> Iterator[socket.socket]:
+def asked(native: Native, **fields: Any) -> AbstractContextManager[socket.socket]:
     """A request that is sent and not answered yet; the end of the context is the end of the connection."""
-    url = urlsplit(native.server.url)
-    body = json.dumps(native_body(**fields)).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: {url.netloc}\r\ncontent-type: application/json\r\n"
-    with socket.create_connection((url.hostname or "", url.port or 80), timeout=60) as connection:
-        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        yield connection
+    return posted(native.server.url, CHAT, native_body(**fields))
 
 
 def read_until(native: Native, name: str, channel: str | None = None, **fields: Any) -> list[Event]:
@@ -95,7 +88,7 @@ class TestInATool:
         self, scripted: Native, slow: Slow, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("kiln.native.exchange.SILENCE_S", 0.05)
-        with connected(scripted, stream=True, server_tools=["slow"]) as connection:
+        with asked(scripted, stream=True, server_tools=["slow"]) as connection:
             received = b""
             while received.count(b"\r\n:\n\n\r\n") < 3:
                 received += connection.recv(65536)
@@ -103,7 +96,7 @@ class TestInATool:
         wait_until(lambda: slow.cancelled == 2, "both calls are cancelled")
 
     def test_of_a_whole_answer(self, scripted: Native, slow: Slow) -> None:
-        with connected(scripted, request_id="gone", server_tools=["slow"]):
+        with asked(scripted, request_id="gone", server_tools=["slow"]):
             wait_until(lambda: slow.running == 2, "both calls run")
             # Between rounds it is as alive as ever.
             assert scripted.skip("gone").status_code == 202
@@ -120,7 +113,7 @@ def test_before_the_first_token_of_a_whole_answer(scripted: Native, stage: Stage
         return stage.end
 
     stage.say([wait])
-    with connected(scripted, request_id="gone"):
+    with asked(scripted, request_id="gone"):
         assert begun.wait(60)
     wait_until(lambda: scripted.skip("gone").status_code == 404, "the name is free")
     go.set()
@@ -188,7 +181,7 @@ class TestLoading:
             seen = read_until(native, "status", request_id="gone")
             assert seen == [("status", {"phase": "downloading", "pct": 25.0, "done": 1, "total": 4})]
             wait_until(lambda: waits == [1, 1], "the load is left")
-            with connected(native, request_id="gone"):
+            with asked(native, request_id="gone"):
                 wait_until(lambda: waits[0] == 2, "it loads")
                 assert native.skip("gone").status_code == 202
             wait_until(lambda: waits == [2, 2], "the load is left")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections import Counter
 
 import pytest
 
 from servers import traffic
+from servers.raw import answered
 from servers.scripted import Stage
 from servers.server import chat_body
 
@@ -125,31 +125,19 @@ def test_wrong_requests(native: Native) -> None:
     assert native.server.client.get(SKIP).status_code == 405
 
 
-async def post_raw(url: str, path: str, body: bytes) -> bytes:
-    """The answer to a POST on a connection of its own."""
-    host = url.removeprefix("http://")
-    reader, writer = await asyncio.open_connection(*host.split(":"))
-    head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-    try:
-        return await reader.read()
-    finally:
-        writer.close()
-
-
 async def test_a_thousand_at_once(scripted: Native, stage: Stage) -> None:
     """Half for a running exchange, half for none; the exchange closes its thinking once and goes on."""
     stage.repeat("1")
     stage.pace_s = 0.02
     url = scripted.server.url
     running = native_body(request_id="crowd", stream=True, max_tokens=100_000)
-    answer = asyncio.create_task(post_raw(url, CHAT, json.dumps(running).encode()))
+    answer = asyncio.create_task(answered(url, CHAT, running))
     while scripted.server.is_idle():
         await asyncio.sleep(0.01)
 
     async def skip(i: int) -> str:
         name = "crowd" if i % 2 else f"nobody-{i}"
-        raw = await post_raw(url, SKIP, json.dumps({"request_id": name}).encode())
+        raw = await answered(url, SKIP, {"request_id": name})
         return raw.split()[1].decode()
 
     statuses = Counter(await asyncio.gather(*(skip(i) for i in range(1000))))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 
 from kiln.cli.embedded import embedded_server
 from kiln.core.settings import Settings
+from servers.raw import connected
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +54,7 @@ def test_deep_recursion_in_a_tokenizer_has_the_stack_for_it(url: str) -> None:
 
 
 def test_a_content_length_beyond_numbers(url: str) -> None:
-    host, _, port = url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
+    with connected(url) as connection:
         connection.sendall(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             b"content-length: " + b"0" * 5000 + b"2\r\n\r\n{}"

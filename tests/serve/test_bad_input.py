@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from servers import traffic
+from servers.raw import connected
 from servers.server import PROMPT, Server, serving_model
 
 JSON = {"content-type": "application/json"}
@@ -390,7 +390,7 @@ def test_a_refusal_reaches_a_client_that_sends_all_before_it_reads(
     url = urlsplit(server.url)
     body = b"x" * 10_000_000
     lines = [f"POST {path} HTTP/1.1", f"host: {url.netloc}", "connection: close", *headers]
-    with socket.create_connection((url.hostname or "", url.port or 80), timeout=30) as connection:
+    with connected(server.url) as connection:
         connection.sendall("\r\n".join([*lines, f"content-length: {len(body)}", "", ""]).encode() + body)
         received = b""
         while part := connection.recv(65536):
@@ -401,11 +401,10 @@ def test_a_refusal_reaches_a_client_that_sends_all_before_it_reads(
 
 def raw_post(server: Server, parts: list[bytes], *headers: str) -> bytes:
     """What comes back for a request, even if the server does not wait for all of it."""
-    url = urlsplit(server.url)
-    assert url.hostname is not None
-    lines = [f"POST {traffic.CHAT} HTTP/1.1", f"host: {url.netloc}", "content-type: application/json"]
+    host = urlsplit(server.url).netloc
+    lines = [f"POST {traffic.CHAT} HTTP/1.1", f"host: {host}", "content-type: application/json"]
     received = b""
-    with socket.create_connection((url.hostname, url.port or 80), timeout=30) as connection:
+    with connected(server.url) as connection:
         connection.sendall("\r\n".join([*lines, *headers, "", ""]).encode())
         try:
             for part in parts:
@@ -573,10 +572,8 @@ def test_the_native_route(server: Server, body: bytes, status: int) -> None:
 
 
 def test_a_request_that_is_no_http(server: Server) -> None:
-    url = urlsplit(server.url)
-    assert url.hostname is not None
     for garbage in (b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"POST / HTTP/9\r\n\r\n"):
-        with socket.create_connection((url.hostname, url.port or 80), timeout=30) as connection:
+        with connected(server.url) as connection:
             connection.sendall(garbage + b"\r\n\r\n")
             received = connection.recv(65536)
             assert not received.startswith(b"HTTP/1.1 5")

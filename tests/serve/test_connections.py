@@ -9,11 +9,11 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from servers.raw import connected
 from servers.scripted import Stage, staging
 from servers.server import Server, Streamed, serving_model, wait_until
 
@@ -34,13 +34,6 @@ def crowded() -> Iterator[tuple[Server, Stage]]:
     """A scripted model on a server of few connections."""
     with staging(server__max_connections=MOST, server__header_timeout_s=1.0) as staged:
         yield staged.server, staged.stage
-
-
-@contextlib.contextmanager
-def connected(server: Server) -> Iterator[socket.socket]:
-    address = urlsplit(server.url)
-    with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
-        yield connection
 
 
 def send(connection: socket.socket, data: bytes) -> None:
@@ -97,7 +90,7 @@ HUGE = {
 @pytest.mark.parametrize("kind", HUGE)
 def test_a_head_that_is_too_large_is_answered(server: Server, kind: str) -> None:
     before = refused(server, "head_too_large")
-    with connected(server) as connection:
+    with connected(server.url) as connection:
         send(connection, HEAD + HUGE[kind])
         status, _, body = refusal(read_all(connection))
     assert status == 431
@@ -107,14 +100,14 @@ def test_a_head_that_is_too_large_is_answered(server: Server, kind: str) -> None
 
 
 def test_a_url_is_part_of_the_head_and_the_native_path_has_its_own_body(server: Server) -> None:
-    with connected(server) as connection:
+    with connected(server.url) as connection:
         send(connection, b"GET /lmkit/v1/models?a=" + b"b" * LIMIT + b" HTTP/1.1\r\nhost: kiln\r\n\r\n")
         status, _, body = refusal(read_all(connection))
     assert (status, body["code"]) == (431, "head_too_large")
 
 
 def test_a_head_within_the_limit_is_served(server: Server) -> None:
-    with connected(server) as connection:
+    with connected(server.url) as connection:
         connection.sendall(HEAD + b"cookie: " + b"a" * (LIMIT - KIB) + b"\r\nconnection: close\r\n\r\n")
         assert read_all(connection).startswith(b"HTTP/1.1 200 ")
 
@@ -124,7 +117,7 @@ def test_endless_headers_are_refused_once(server: Server) -> None:
     piece = b"".join(b"x-%d: %s\r\n" % (n, b"y" * 1000) for n in range(250))
     before = refused(server, "head_too_large")
     sent = 0
-    with connected(server) as connection:
+    with connected(server.url) as connection:
         connection.sendall(HEAD)
         with contextlib.suppress(ConnectionError):
             while sent < 60_000_000:
@@ -141,7 +134,7 @@ def test_endless_headers_are_refused_once(server: Server) -> None:
 def test_a_trailer_is_bounded_like_a_head(server: Server, tail: bytes) -> None:
     before = refused(server, "head_too_large")
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: kiln\r\ncontent-type: application/json\r\n"
-    with connected(server) as connection:
+    with connected(server.url) as connection:
         send(connection, head + b"transfer-encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n" + tail)
         read_all(connection)
     assert refused(server, "head_too_large") == before + 1
@@ -154,20 +147,20 @@ def test_a_large_body_is_no_large_head(server: Server) -> None:
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body + b" " * LIMIT)
     head = b"POST /v1/openai/chat/completions HTTP/1.1\r\nhost: kiln\r\ncontent-type: application/json\r\n"
     head += b"connection: close\r\ntransfer-encoding: chunked\r\n\r\n"
-    with connected(server) as connection:
+    with connected(server.url) as connection:
         connection.sendall(head + chunks + b"0\r\n\r\n")
         assert read_all(connection).startswith(b"HTTP/1.1 200 ")
 
 
 def test_requests_in_one_write_are_all_answered(server: Server) -> None:
-    with connected(server) as connection:
+    with connected(server.url) as connection:
         connection.sendall((HEAD + b"\r\n") * 5 + HEAD + b"connection: close\r\n\r\n")
         assert read_all(connection).count(b"HTTP/1.1 200 ") == 6
 
 
 def test_a_head_that_does_not_come_is_answered(server: Server) -> None:
     before = refused(server, "head_too_slow")
-    with connected(server) as connection:
+    with connected(server.url) as connection:
         connection.sendall(HEAD)
         status, _, body = refusal(read_all(connection))
     assert status == 408
@@ -177,7 +170,7 @@ def test_a_head_that_does_not_come_is_answered(server: Server) -> None:
 
 def test_dripping_does_not_keep_a_connection(server: Server) -> None:
     stop = threading.Event()
-    with connected(server) as connection:
+    with connected(server.url) as connection:
 
         def drip() -> None:
             with contextlib.suppress(OSError):
@@ -195,13 +188,13 @@ def test_dripping_does_not_keep_a_connection(server: Server) -> None:
 
 
 def test_a_connection_that_says_nothing_is_closed_without_a_word(server: Server) -> None:
-    with connected(server) as connection:
+    with connected(server.url) as connection:
         assert read_all(connection) == b""
 
 
 @pytest.mark.parametrize("more", [HEAD, b"\r\n"])
 def test_the_second_request_of_a_connection_must_come_in_time_too(server: Server, more: bytes) -> None:
-    with connected(server) as connection:
+    with connected(server.url) as connection:
         connection.sendall(HEAD + b"\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
         connection.sendall(more)
@@ -209,7 +202,7 @@ def test_the_second_request_of_a_connection_must_come_in_time_too(server: Server
 
 
 def test_what_is_not_http_gets_the_body_of_every_error(server: Server) -> None:
-    with connected(server) as connection:
+    with connected(server.url) as connection:
         connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         status, _, body = refusal(read_all(connection))
     assert status == 400
@@ -218,7 +211,7 @@ def test_what_is_not_http_gets_the_body_of_every_error(server: Server) -> None:
 
 def test_an_upgrade_is_not_taken(server: Server) -> None:
     upgrade = b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
-    with connected(server) as connection:
+    with connected(server.url) as connection:
         connection.sendall(HEAD + upgrade + b"sec-websocket-key: YWJjZGVmZ2hpamtsbW5vcA==\r\n\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
 
@@ -238,7 +231,7 @@ def test_a_flood_is_turned_away_and_a_stream_beside_it_goes_on(crowded: tuple[Se
         response = stack.enter_context(client.stream("POST", "/v1/chat/completions", json=body))
         lines = response.iter_lines()
         received = [next(lines)]
-        flood = [stack.enter_context(connected(server)) for _ in range(MOST + 200)]
+        flood = [stack.enter_context(connected(server.url)) for _ in range(MOST + 200)]
         send(flood[0], HEAD + HUGE["many fields"])
         answers = [read_all(connection) for connection in flood]
         flooded.set()
@@ -266,7 +259,7 @@ def test_a_client_beyond_the_limit_is_told_so(crowded: tuple[Server, Stage]) -> 
 
 def test_a_refused_client_does_not_stay(server: Server) -> None:
     # It reads its answer, but never closes: the server does.
-    with connected(server) as connection:
+    with connected(server.url) as connection:
         send(connection, HEAD + HUGE["many fields"])
         assert b" 431 " in read_all(connection).partition(b"\r\n")[0]
 

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,31 +23,11 @@ import pytest
 
 from kiln.core.errors import EngineFailed
 from servers import traffic
+from servers.raw import connected, posted
 from servers.scripted import Stage, staging
 from servers.server import Server, Streamed, chat_body, serving_model, wait_until
 
 SKIP = "/lmkit/v1/chat/skip-thinking"
-
-
-@contextmanager
-def connection(
-    url: str, body: dict[str, Any], *, receive_buffer: int | None = None
-) -> Iterator[socket.socket]:
-    """A raw connection that has sent a chat request."""
-    address = urlsplit(url)
-    assert address.hostname is not None
-    payload = json.dumps(body).encode()
-    head = (
-        f"POST {traffic.CHAT} HTTP/1.1\r\nhost: {address.netloc}\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n"
-    )
-    with socket.socket() as raw:
-        if receive_buffer is not None:
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        raw.settimeout(60)
-        raw.connect((address.hostname, address.port or 80))
-        raw.sendall(head.encode() + payload)
-        yield raw
 
 
 class TestDisconnects:
@@ -65,7 +45,7 @@ class TestDisconnects:
             n = 1
         before = scripted_server.outcomes()["unresolved"]
         body = chat_body(stream=stream, n=n, max_tokens=4000, thinking_budget_tokens=3900)
-        with connection(scripted_server.url, body) as raw:
+        with posted(scripted_server.url, traffic.CHAT, body) as raw:
             running = lambda: scripted_server.metric("kiln_engine_running") == n  # noqa: E731
             wait_until(running, "the request runs")
             if stream:
@@ -76,7 +56,7 @@ class TestDisconnects:
 
     def test_so_is_one_that_waits(self, scripted_server: Server) -> None:
         body = chat_body(stream=True, max_tokens=4000)
-        with connection(scripted_server.url, body), connection(scripted_server.url, body):
+        with posted(scripted_server.url, traffic.CHAT, body), posted(scripted_server.url, traffic.CHAT, body):
             runs = lambda: scripted_server.metric("kiln_engine_running") == 2  # noqa: E731
             wait_until(runs, "both run")
         wait_until(scripted_server.is_idle, "the engine is idle", within_s=10)
@@ -91,18 +71,16 @@ class TestDisconnects:
 
         stage.say([wait])
         try:
-            with connection(scripted_server.url, chat_body(stream=True)):
+            with posted(scripted_server.url, traffic.CHAT, chat_body(stream=True)):
                 time.sleep(0.1)
-            with connection(scripted_server.url, chat_body(stream=False)):
+            with posted(scripted_server.url, traffic.CHAT, chat_body(stream=False)):
                 time.sleep(0.1)
         finally:
             go_on.set()
         scripted_server.wait_idle()
 
     def test_in_the_middle_of_the_body(self, scripted_server: Server) -> None:
-        address = urlsplit(scripted_server.url)
-        assert address.hostname is not None
-        with socket.create_connection((address.hostname, address.port or 80)) as raw:
+        with connected(scripted_server.url) as raw:
             raw.sendall(
                 f"POST {traffic.CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
                 'content-length: 1000\r\n\r\n{"messages":['.encode()
@@ -110,7 +88,7 @@ class TestDisconnects:
         assert scripted_server.client.get("/health").status_code == 200
 
     def test_a_reset_connection(self, scripted_server: Server) -> None:
-        with connection(scripted_server.url, chat_body(stream=True, max_tokens=4000)) as raw:
+        with posted(scripted_server.url, traffic.CHAT, chat_body(stream=True, max_tokens=4000)) as raw:
             raw.recv(200)
             # Closing now sends a reset instead of an orderly end.
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
@@ -119,7 +97,7 @@ class TestDisconnects:
     def test_half_a_request_behind_another(self, scripted_server: Server) -> None:
         """A client may send its next request early; that is no sign that it has gone."""
         body = chat_body(max_tokens=20)
-        with connection(scripted_server.url, body) as raw:
+        with posted(scripted_server.url, traffic.CHAT, body) as raw:
             raw.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
             received = b""
             while b'{"status":"ok"}' not in received:
@@ -132,7 +110,7 @@ class TestDisconnects:
 
 def test_disconnects_from_the_real_model(server: Server) -> None:
     for stream in (True, False):
-        with connection(server.url, chat_body(stream=stream, max_tokens=4000, ignore_eos=True)):
+        with posted(server.url, traffic.CHAT, chat_body(stream=stream, max_tokens=4000, ignore_eos=True)):
             wait_until(lambda: server.metric("kiln_engine_running") == 1, "the request runs")
         wait_until(server.is_idle, "the engine is idle", within_s=10)
     assert server.metric("kiln_kv_cells_used") < 4000
@@ -192,7 +170,7 @@ class TestQueue:
 def test_a_slow_reader_harms_only_itself(scripted_server: Server, stage: Stage) -> None:
     stage.repeat("word ")
     body = chat_body(stream=True, max_tokens=3000)
-    with connection(scripted_server.url, body, receive_buffer=4096) as raw:
+    with posted(scripted_server.url, traffic.CHAT, body, receive_buffer=4096) as raw:
         assert raw.recv(1000).startswith(b"HTTP/1.1 200")
         # Others are served meanwhile, and the engine does not wait for the reader.
         assert scripted_server.ask(max_tokens=30)["usage"]["completion_tokens"] == 30
@@ -520,7 +498,7 @@ class TestShutdown:
         # Together they would take minutes.
         body = chat_body(stream=True, max_tokens=4000, ignore_eos=True)
         with ExitStack() as clients:
-            raws = [clients.enter_context(connection(served.url, body)) for _ in range(100)]
+            raws = [clients.enter_context(posted(served.url, traffic.CHAT, body)) for _ in range(100)]
             assert raws[0].recv(100)
             served.send(signal.SIGINT)
             time.sleep(0.5)

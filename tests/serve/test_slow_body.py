@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 import pytest
 
+from servers.raw import connected
 from servers.server import Server, serving_model
 
 
@@ -20,9 +19,8 @@ def server() -> Iterator[Server]:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/openai/chat/completions", "/lmkit/v1/chat"])
 def test_a_body_that_never_ends_is_answered(server: Server, path: str) -> None:
-    address = urlsplit(server.url)
     headers = "host: kiln\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
-    with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
+    with connected(server.url) as connection:
         connection.sendall(f"POST {path} HTTP/1.1\r\n{headers}{{".encode())
         answer = connection.recv(65536).decode()
     status, _, rest = answer.partition("\r\n")
