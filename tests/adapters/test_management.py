@@ -12,7 +12,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from contract.validators import validate_error
 from contract_http.api import PROMPT as SUM
 from contract_http.api import Body, texts
 from kiln.wire import adapters as wire
+from servers.process import served_by_process
 
 from .samples import CHEERFUL, CONFIG, WEIGHTS, cheerful, deltas, scaled, tensors_of, write
 from .server import ROUTE, AdapterServer, adapter_server, packed, tar_of
@@ -438,10 +439,13 @@ def test_a_server_that_is_killed_leaves_whole_adapters(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     archives = [packed(CHEERFUL), packed(scaled(tmp_path / "half", 0.5))]
     for attempt in range(2):
-        with _started(saved) as (process, url), httpx.Client(base_url=url, timeout=30) as client:
+        with (
+            served_by_process(tmp_path, model__adapter_dir=saved) as served,
+            httpx.Client(base_url=served.url, timeout=30) as client,
+        ):
             for index in range(4 + attempt):
                 _send(client, "a", archives[index % 2]).raise_for_status()
-            code = f"import os, time; time.sleep({0.01 * attempt}); os.kill({process.pid}, 9)"
+            code = f"import os, time; time.sleep({0.01 * attempt}); os.kill({served.process.pid}, 9)"
             killer = subprocess.Popen([sys.executable, "-c", code])
             with suppress(httpx.TransportError):
                 while True:
@@ -456,24 +460,3 @@ def test_a_server_that_is_killed_leaves_whole_adapters(tmp_path: Path) -> None:
 
 def _send(client: httpx.Client, name: str, archive: bytes) -> httpx.Response:
     return client.post(f"{ROUTE}/upload", data={"name": name}, files={"archive": ("a.tar.gz", archive)})
-
-
-@contextmanager
-def _started(saved: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`kiln serve` as a process of its own, and its address."""
-    command = [sys.executable, "-m", "kiln", "serve", "--port", "0", "--threads", "1"]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("KILN_")}
-    with subprocess.Popen(
-        [*command, "--adapter-dir", str(saved)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        cwd=saved.parent,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            line = next((line for line in process.stdout if " at http" in line), "")
-            assert line, "the server did not start"
-            yield process, line.split(" at ")[1].strip()
-        finally:
-            process.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import httpx
 
 from kiln.cli.embedded import embedded_server
 from kiln.core.settings import Settings
+from servers.server import wait_until
 
 DEADLINE_S = 60.0
 
@@ -52,13 +52,15 @@ class Server:
 
     def engine(self, *, other_than: int | None = None) -> int:
         """The process id of the server's engine, as soon as it has one."""
-        deadline = time.monotonic() + DEADLINE_S
-        while time.monotonic() < deadline:
-            own = engine_pids(self.parent) - self.others - {other_than}
-            if len(own) == 1:
-                return own.pop()
-            time.sleep(0.05)
-        raise AssertionError("no engine process came up")
+        own: set[int] = set()
+
+        def is_up() -> bool:
+            own.clear()
+            own.update(engine_pids(self.parent) - self.others - {other_than})
+            return len(own) == 1
+
+        wait_until(is_up, "an engine process is up")
+        return own.pop()
 
 
 @contextmanager
@@ -69,7 +71,4 @@ def serving(**values: object) -> Iterator[Server]:
 
 
 def wait_for_metric(url: str, line: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while line not in httpx.get(f"{url}/metrics").text:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: line in httpx.get(f"{url}/metrics").text, line)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +11,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+
+from servers.process import served_by_process
+from servers.server import wait_until
 
 from .servers import DEADLINE_S, Server, engine_pids, serving, wait_for_metric
 
@@ -99,9 +100,7 @@ def test_a_hung_engine_is_replaced() -> None:
         wait_for_metric(server.url, "kiln_engine_waiting 1.0")
         pid = server.engine()
         os.kill(pid, signal.SIGSTOP)
-        deadline = time.monotonic() + DEADLINE_S
-        while health(server.url) != (503, "engine_restarting"):
-            assert time.monotonic() < deadline
+        wait_until(lambda: health(server.url) == (503, "engine_restarting"), "the hang is noticed")
         assert "the engine process hung" in streamed.result()
         assert plain.result().status_code == 503
         assert "the engine process hung" in plain.result().json()["error"]["message"]
@@ -126,19 +125,12 @@ def test_an_engine_that_hangs_while_it_is_idle_is_replaced_once_it_is_needed() -
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_no_engine_outlives_its_server(how: signal.Signals, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "kiln", "serve", "--port", "0"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        for line in server.stdout:
-            if "serves" in line:
-                break
-        pid = Server("", server.pid, frozenset()).engine()
-        server.send_signal(how)
-        server.wait(DEADLINE_S)
-        deadline = time.monotonic() + DEADLINE_S
-        while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text():
-            assert time.monotonic() < deadline, "the engine process stayed behind"
-            time.sleep(0.05)
+    with served_by_process(tmp_path) as served:
+        pid = Server(served.url, served.process.pid, frozenset()).engine()
+        served.send(how)
+        served.wait()
+        gone = lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()  # noqa: E731
+        wait_until(gone, "the engine process is gone")
 
 
 POISON = """

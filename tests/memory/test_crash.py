@@ -3,42 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import httpx
+
+from servers.process import Served, served_by_process
 
 URL = "/lmkit/v1/memory/home"
 WRITERS = 3
 
 
-@contextmanager
-def started(path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("KILN_")}
-    environment |= {"KILN_STORE_PATH": str(path), "KILN_ENGINE_THREADS": "1", "KILN_ENGINE_MODE": "inline"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kiln", "serve", "--port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-        cwd=path.parent,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        match = re.search(r"at (http://\S+)", process.stdout.readline())
-        assert match is not None
-        yield process, match[1]
-    finally:
-        process.kill()
-        process.communicate(timeout=60)
+def started(path: Path) -> AbstractContextManager[Served]:
+    return served_by_process(path.parent, store__path=path, engine__mode="inline")
 
 
 def test_no_acknowledged_fact_is_lost_when_the_server_is_killed(tmp_path: Path) -> None:
@@ -59,16 +38,16 @@ def test_no_acknowledged_fact_is_lost_when_the_server_is_killed(tmp_path: Path) 
                 if len(acknowledged) >= 60:
                     enough.set()
 
-    with started(path) as (process, url):
-        writers = [threading.Thread(target=write, args=(url, i)) for i in range(WRITERS)]
+    with started(path) as served:
+        writers = [threading.Thread(target=write, args=(served.url, i)) for i in range(WRITERS)]
         for writer in writers:
             writer.start()
         assert enough.wait(60)
-        process.send_signal(signal.SIGKILL)
+        served.send(signal.SIGKILL)
         for writer in writers:
             writer.join(60)
-        assert process.wait(60) == -signal.SIGKILL
-    with started(path) as (_, url), httpx.Client(base_url=url, timeout=60) as client:
+        assert served.wait() == -signal.SIGKILL
+    with started(path) as served, httpx.Client(base_url=served.url, timeout=60) as client:
         lines = client.get(f"{URL}/export").text.splitlines()
         stored = {json.loads(line)["text"] for line in lines}
         assert len(acknowledged) >= 60

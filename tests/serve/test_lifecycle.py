@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import re
 import signal
 import socket
 import subprocess
@@ -23,6 +21,7 @@ import pytest
 
 from kiln.core.errors import EngineFailed
 from servers import traffic
+from servers.process import Served, served_by_process
 from servers.raw import connected, posted
 from servers.scripted import Stage, staging
 from servers.server import Server, Streamed, chat_body, serving_model, wait_until
@@ -345,69 +344,10 @@ class TestFailures:
         timer.join()
 
 
-class Served:
-    """A real `kiln serve`."""
-
-    def __init__(self, tmp_path: Path, **settings: object) -> None:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("KILN_")}
-        environment |= {f"KILN_{name.upper()}": str(value) for name, value in settings.items()}
-        environment["KILN_ENGINE_THREADS"] = "1"
-        self._log = (tmp_path / "log").open("wb+")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "kiln", "serve", "--port", "0"],
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            env=environment,
-            cwd=tmp_path,
-        )
-        assert self.process.stdout is not None
-        self._printed = self.process.stdout
-        os.set_blocking(self._printed.fileno(), False)
-        self.url = self._wait_for_url()
-
-    def _wait_for_url(self) -> str:
-        printed = b""
-
-        def is_ready() -> bool:
-            nonlocal printed
-            printed += self._printed.read() or b""
-            assert self.process.poll() is None, self.log()
-            return b"Ctrl-C stops the server" in printed
-
-        wait_until(is_ready, "kiln serve is ready", within_s=120)
-        found = re.search(r"http://\S+:\d+", printed.decode())
-        assert found is not None
-        return found[0]
-
-    def log(self) -> str:
-        self._log.seek(0)
-        return self._log.read().decode()
-
-    def send(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def wait(self, within_s: float = 60) -> int:
-        return self.process.wait(within_s)
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        self._printed.close()
-        self._log.close()
-
-
 @pytest.fixture
 def kiln_serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
-    running: list[Served] = []
-
-    def start(**settings: object) -> Served:
-        running.append(Served(tmp_path, **settings))
-        return running[-1]
-
-    yield start
-    for served in running:
-        served.close()
+    with ExitStack() as running:
+        yield lambda **settings: running.enter_context(served_by_process(tmp_path, **settings))
 
 
 class LongStream:
@@ -440,7 +380,7 @@ class LongStream:
 
 class TestShutdown:
     def test_a_running_request_finishes(self, kiln_serve: Callable[..., Served]) -> None:
-        served = kiln_serve(server_shutdown_grace_s=60)
+        served = kiln_serve(server__shutdown_grace_s=60)
         long = LongStream(served.url, max_tokens=600)
         served.send(signal.SIGTERM)
         streamed = long.finish()
@@ -451,7 +391,7 @@ class TestShutdown:
         assert "Traceback" not in served.log()
 
     def test_beyond_the_grace_it_is_cut(self, kiln_serve: Callable[..., Served]) -> None:
-        served = kiln_serve(server_shutdown_grace_s=0.2)
+        served = kiln_serve(server__shutdown_grace_s=0.2)
         streams = [LongStream(served.url, max_tokens=4000) for _ in range(3)]
         whole = LongStream(served.url, max_tokens=4000, stream=False)
         with traffic.client(served.url) as client:
@@ -469,7 +409,7 @@ class TestShutdown:
         assert "Traceback" not in served.log()
 
     def test_while_draining_nothing_new_begins(self, kiln_serve: Callable[..., Served]) -> None:
-        served = kiln_serve(server_shutdown_grace_s=60)
+        served = kiln_serve(server__shutdown_grace_s=60)
         with httpx.Client(base_url=served.url, timeout=30) as client:
             assert client.get("/health").status_code == 200
             long = LongStream(served.url, max_tokens=500)
@@ -486,7 +426,7 @@ class TestShutdown:
         assert served.wait() == 0
 
     def test_an_idle_server_stops_at_once(self, kiln_serve: Callable[..., Served]) -> None:
-        served = kiln_serve(server_shutdown_grace_s=60)
+        served = kiln_serve(server__shutdown_grace_s=60)
         with httpx.Client(base_url=served.url) as client:
             # An open connection without a request does not hold it up.
             assert client.get("/health").json() == {"status": "ok"}
@@ -494,7 +434,7 @@ class TestShutdown:
             assert served.wait(20) == 0
 
     def test_a_second_interrupt_does_not_wait(self, kiln_serve: Callable[..., Served]) -> None:
-        served = kiln_serve(server_shutdown_grace_s=600)
+        served = kiln_serve(server__shutdown_grace_s=600)
         # Together they would take minutes.
         body = chat_body(stream=True, max_tokens=4000, ignore_eos=True)
         with ExitStack() as clients:

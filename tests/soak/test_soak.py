@@ -9,9 +9,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +17,9 @@ import httpx
 import numpy as np
 import pytest
 
-from isolation.servers import DEADLINE_S, engine_pids
+from isolation.servers import engine_pids
+from servers.process import Served, served_by_process
+from servers.server import metric, wait_until
 
 from .traffic import Traffic
 
@@ -36,28 +35,27 @@ CHEERFUL = Path(__file__).resolve().parents[2] / "models" / "tiny-reasoner-cheer
 
 @dataclass(frozen=True)
 class Soaked:
-    url: str
-    server: subprocess.Popen[str]
+    served: Served
+
+    @property
+    def url(self) -> str:
+        return self.served.url
 
     @property
     def engine(self) -> int:
-        (pid,) = engine_pids(self.server.pid)
+        (pid,) = engine_pids(self.served.process.pid)
         return pid
 
     def metric(self, name: str) -> float:
-        text = httpx.get(f"{self.url}/metrics").text
-        (value,) = re.findall(rf"^{name} (\S+)$", text, re.MULTILINE)
-        return float(value)
+        return metric(httpx.get(f"{self.url}/metrics").text, name)
 
     def resident(self) -> dict[str, int]:
         """Bytes of memory that each process holds."""
-        return {"server": _resident(self.server.pid), "engine": _resident(self.engine)}
+        return {"server": _resident(self.served.process.pid), "engine": _resident(self.engine)}
 
     def wait_until_idle(self) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while self.metric("kiln_engine_running") or self.metric("kiln_engine_waiting"):
-            assert time.monotonic() < deadline, "sequences stay although nobody asks"
-            time.sleep(0.1)
+        busy = ("kiln_engine_running", "kiln_engine_waiting")
+        wait_until(lambda: not any(self.metric(name) for name in busy), "no sequence stays")
 
 
 def _resident(pid: int) -> int:
@@ -73,25 +71,17 @@ def soaked(tmp_path: Path) -> Iterator[Soaked]:
     for name in ("cheerful", "quiet"):
         shutil.copytree(CHEERFUL, adapters / name)
     _halve(adapters / "quiet" / "adapter_model.safetensors")
-    environment = {
-        "KILN_MODEL_ADAPTER_DIR": str(adapters),
-        "KILN_ENGINE_HOST_CACHE_MIB": "4",
-        "KILN_ENGINE_SPECULATION": "true",
-        "KILN_ENGINE_CHECKS_BOOKS": "true",
-        "KILN_ENGINE_KV_SIZE": "4096",
-        "KILN_ENGINE_RETAIN_TOKENS": "1024",
-    }
-    command = [sys.executable, "-m", "kiln", "serve", "--port", "0"]
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=os.environ | environment, stdout=subprocess.PIPE, text=True
-    ) as server:
-        try:
-            assert server.stdout is not None
-            found = next(filter(None, (re.search(r"http://\S+:\d+", line) for line in server.stdout)))
-            yield Soaked(found[0], server)
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.wait(DEADLINE_S)
+    with served_by_process(
+        tmp_path,
+        engine__threads=os.cpu_count() or 1,
+        model__adapter_dir=adapters,
+        engine__host_cache_mib=4,
+        engine__speculation="true",
+        engine__checks_books="true",
+        engine__kv_size=4096,
+        engine__retain_tokens=1024,
+    ) as served:
+        yield Soaked(served)
 
 
 def _halve(path: Path) -> None:
@@ -132,8 +122,8 @@ async def test_mixed_traffic_leaves_nothing_behind(soaked: Soaked) -> None:
     for process, before in samples[WARM_UP - 1].items():
         growth = samples[-1][process] / before - 1
         assert growth <= MOST_GROWTH, f"the {process} process grew by {growth:.1%}: {samples}"
-    soaked.server.send_signal(signal.SIGTERM)
-    assert soaked.server.wait(DEADLINE_S) == 0
+    soaked.served.send(signal.SIGTERM)
+    assert soaked.served.wait() == 0
     assert not Path(f"/proc/{engine}").exists()
 
 
