@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from kiln.backends.llamacpp import LlamaModel, LlamaRunner
-from kiln.cli.assembly import load_model
 from kiln.core.errors import AdapterUnusable, KilnError
 from kiln.core.sampling import SamplingParams
-from kiln.core.settings import Settings
 from kiln.engine.loop import BatchingEngine
 from kiln.engine.ports import AdapterUse, GenerationRequest, ScoreSpec
 from kiln.engine.runner import Chunk, ModelCall
 
+from .engines import HOT, PLAIN, Heard, engine_of, prompt
 from .lora import shaken, write_adapter
-from .test_exact_requests import HOT, PLAIN, Heard, prompt
 
 GREEDY = SamplingParams(temperature=0.0)
 Uses = tuple[AdapterUse, ...]
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaModel:
-    return load_model(Settings.default())
 
 
 @pytest.fixture(scope="module")
@@ -43,24 +34,6 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> list[AdapterUse]:
         AdapterUse(str(write_adapter(folder / f"{seed}.gguf", shaken(seed))), scale)
         for seed, scale in ((1, 1.0), (2, 0.5))
     ]
-
-
-@asynccontextmanager
-async def engine_of(
-    model: LlamaModel, *, kv_cells: int = 4096, adapters: int = 8
-) -> AsyncIterator[BatchingEngine]:
-    engine = BatchingEngine(
-        lambda: LlamaRunner(model, sequences=32, kv_cells=kv_cells, threads=2, adapters=adapters),
-        pieces=model.pieces,
-        context_length=1024,
-        parallel=16,
-        checks_books=True,
-    )
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.stop()
 
 
 def ask(

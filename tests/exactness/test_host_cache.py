@@ -3,43 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
-from kiln.backends.llamacpp import LlamaModel, LlamaRunner
-from kiln.cli.assembly import load_model
-from kiln.core.settings import Settings
+from kiln.backends.llamacpp import LlamaModel
 from kiln.engine.loop import BatchingEngine
 from kiln.engine.ports import AdapterUse, GenerationRequest
 
+from .engines import HOT, Heard, engine_of, generate, make_noise, prompt
 from .lora import write_adapter
-from .test_exact_requests import HOT, Heard, generate, make_noise, prompt
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaModel:
-    return load_model(Settings.default())
-
-
-@asynccontextmanager
-async def engine_of(model: LlamaModel, *, retain_tokens: int, mib: int) -> AsyncIterator[BatchingEngine]:
-    engine = BatchingEngine(
-        lambda: LlamaRunner(model, sequences=32, kv_cells=4096, threads=2),
-        pieces=model.pieces,
-        context_length=1024,
-        parallel=16,
-        retain_tokens=retain_tokens,
-        draft_tokens=4,
-        host_bytes=mib * 2**20,
-        checks_books=True,
-    )
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.stop()
 
 
 def turns(seed: int, uses: tuple[AdapterUse, ...]) -> list[GenerationRequest]:
@@ -64,10 +36,10 @@ async def test_conversations_go_on_from_the_hosts_memory(
     async def play(engine: BatchingEngine) -> list[Heard]:
         return [await generate(engine, request) for request in in_order]
 
-    async with engine_of(model, retain_tokens=0, mib=0) as engine:
+    async with engine_of(model, draft_tokens=4) as engine:
         plain = await play(engine)
         assert engine.stats().prompt_tokens_cached == 0
-    async with engine_of(model, retain_tokens=0, mib=64) as engine:
+    async with engine_of(model, draft_tokens=4, host_bytes=64 * 2**20) as engine:
         assert await play(engine) == plain
         stats = engine.stats()
         # Second and third turns compute what is new: 60 and 70 tokens of each of eight conversations.

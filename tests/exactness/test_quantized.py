@@ -13,9 +13,9 @@ from kiln.cli.assembly import load_model
 from kiln.core.settings import Settings
 from kiln.engine.ports import AdapterUse, GenerationRequest
 
+from .engines import HOT, engine_of, generate, make_noise, prompt
 from .lora import write_adapter
-from .test_exact_requests import HOT, generate, make_noise, prompt
-from .test_speculation import LUKEWARM, engine_of, repetitive
+from .test_speculation import LUKEWARM, repetitive
 
 KINDS = {"q8_0": native.LLAMA_FTYPE_MOSTLY_Q8_0, "q4_0": native.LLAMA_FTYPE_MOSTLY_Q4_0}
 

@@ -3,45 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
 from kiln.backends.llamacpp import LlamaModel, LlamaRunner
-from kiln.cli.assembly import load_model
 from kiln.core.sampling import SamplingParams
-from kiln.core.settings import Settings
 from kiln.engine.loop import BatchingEngine
 from kiln.engine.ports import AdapterUse, GenerationRequest
 
+from .engines import HOT, Heard, engine_of, generate, make_noise, prompt
 from .lora import write_adapter
-from .test_exact_requests import HOT, Heard, generate, make_noise, prompt
 
 LUKEWARM = SamplingParams(temperature=0.7, top_k=4, top_p=1.0)
 GREEDY = SamplingParams(temperature=0.0)
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaModel:
-    return load_model(Settings.default())
-
-
-@asynccontextmanager
-async def engine_of(model: LlamaModel, kv_cells: int, *, draft_tokens: int) -> AsyncIterator[BatchingEngine]:
-    engine = BatchingEngine(
-        lambda: LlamaRunner(model, sequences=32, kv_cells=kv_cells, threads=2),
-        pieces=model.pieces,
-        context_length=1024,
-        parallel=16,
-        checks_books=True,
-        draft_tokens=draft_tokens,
-    )
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.stop()
 
 
 def repetitive(seed: int, sampling: SamplingParams, uses: tuple[AdapterUse, ...] = ()) -> GenerationRequest:

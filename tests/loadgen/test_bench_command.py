@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +28,6 @@ app.command()(bench)
 GENERAL = ("--help", "--install-completion", "--show-completion")
 DOCUMENT = Path(__file__).parents[2] / "docs" / "bench.md"
 SMALL = ("--requests", "4", "--output-tokens", "4", "--prompt-tokens", "12")
-
-
-@pytest.fixture
-def scripted() -> Scripted:
-    return Scripted()
-
-
-@pytest.fixture
-def url(scripted: Scripted) -> Iterator[str]:
-    with serve_app(scripted.app) as url:
-        yield url
 
 
 def invoke(*arguments: str) -> Any:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 
 import pytest
 
-from kiln.cli.embedded import serve_app
 from kiln.core.errors import ConfigError
 from kiln.loadgen.client.connection import Client
 from kiln.loadgen.client.target import parse_target
@@ -31,17 +29,6 @@ from kiln.loadgen.workloads import (
 )
 
 from .scripted import MODEL, Scripted, raw_server
-
-
-@pytest.fixture
-def scripted() -> Scripted:
-    return Scripted()
-
-
-@pytest.fixture
-def url(scripted: Scripted) -> Iterator[str]:
-    with serve_app(scripted.app) as url:
-        yield url
 
 
 @pytest.fixture

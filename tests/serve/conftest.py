@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from kiln.backends.llamacpp import LlamaModel
+from kiln.chat.served import ServedModel
+from kiln.cli.assembly import describe_model, load_model
 from servers.fixtures import contract_kept, stage, staged
 from servers.scripted import Stage, Staged
-from servers.server import FIXTURES, Server, serving_model
+from servers.server import FIXTURES, Server, serving_model, settings_of
 
 __all__ = ["contract_kept", "stage", "staged"]
 
@@ -63,6 +66,19 @@ def multi_close_server() -> Iterator[Server]:
 def scripted_server(staged: Staged, stage: Stage) -> Server:
     """Its model says what `stage` tells it."""
     return staged.server
+
+
+@pytest.fixture(scope="module")
+def llama() -> Iterator[LlamaModel]:
+    """The bundled model without a server."""
+    model = load_model(settings_of())
+    yield model
+    model.close()
+
+
+@pytest.fixture(scope="module")
+def model(llama: LlamaModel) -> ServedModel:
+    return describe_model(settings_of(), llama)
 
 
 @pytest.fixture(scope="session")

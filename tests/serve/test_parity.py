@@ -15,30 +15,18 @@ import pytest
 from kiln.backends.llamacpp import LlamaModel, LlamaRunner
 from kiln.chat.prepare import Prepared, prepare
 from kiln.chat.served import ServedModel
-from kiln.cli.assembly import BUNDLED, describe_model, load_model
+from kiln.cli.assembly import BUNDLED
 from kiln.dialects.kiln import decode_chat, to_turn
 from kiln.engine.loop import BatchingEngine
 from kiln.engine.ports import GenerationRequest
 from servers import traffic
-from servers.server import Server, serving_model, settings_of
+from servers.server import Server, serving_model
 
 MAX_TOKENS = 160
 KV_CELLS = 16384
 TOGETHER = 8
 
 Case = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def llama() -> Iterator[LlamaModel]:
-    model = load_model(settings_of())
-    yield model
-    model.close()
-
-
-@pytest.fixture(scope="module")
-def model(llama: LlamaModel) -> ServedModel:
-    return describe_model(settings_of(), llama)
 
 
 def body_of(case: Case) -> dict[str, Any]:

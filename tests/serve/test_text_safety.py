@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,10 +11,9 @@ import pytest
 from kiln.backends.llamacpp import LlamaModel
 from kiln.chat.prepare import Prepared, prepare
 from kiln.chat.served import ServedModel
-from kiln.cli.assembly import describe_model, load_model
 from kiln.dialects.kiln import decode_chat, to_turn
 from servers.scripted import Stage
-from servers.server import PROMPT, Server, settings_of
+from servers.server import PROMPT, Server
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 HOSTILE = [
@@ -49,18 +47,6 @@ TOOL = {
         },
     },
 }
-
-
-@pytest.fixture(scope="module")
-def llama() -> Iterator[LlamaModel]:
-    model = load_model(settings_of())
-    yield model
-    model.close()
-
-
-@pytest.fixture(scope="module")
-def model(llama: LlamaModel) -> ServedModel:
-    return describe_model(settings_of(), llama)
 
 
 def rendered(model: ServedModel, **body: Any) -> Prepared:
