@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -106,10 +107,25 @@ def test_a_url_is_part_of_the_head_and_the_native_path_has_its_own_body(server: 
     assert (status, body["code"]) == (431, "head_too_large")
 
 
-def test_a_head_within_the_limit_is_served(server: Server) -> None:
+def test_heads_within_the_limit_are_served(server: Server) -> None:
+    head = HEAD + b"cookie: " + b"a" * (LIMIT - KIB)
     with connected(server.url) as connection:
-        connection.sendall(HEAD + b"cookie: " + b"a" * (LIMIT - KIB) + b"\r\nconnection: close\r\n\r\n")
+        for _ in range(3):
+            connection.sendall(head + b"\r\n\r\n")
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(head + b"\r\nconnection: close\r\n\r\n")
         assert read_all(connection).startswith(b"HTTP/1.1 200 ")
+
+
+def test_what_a_refused_client_still_sends_is_heard(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Were the connection closed at once, what comes would be answered with a reset, and the answer be lost.
+    monkeypatch.setattr("kiln.http.connection._LINGER_S", 60.0)
+    with connected(server.url) as connection:
+        send(connection, HEAD + HUGE["one field"])
+        assert refusal(read_all(connection))[0] == 431
+        for _ in range(3):
+            connection.sendall(b"a" * KIB)
+            time.sleep(0.02)
 
 
 def test_endless_headers_are_refused_once(server: Server) -> None:

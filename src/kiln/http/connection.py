@@ -86,12 +86,16 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
-        self._count(len(url))
+        self._field_bytes += len(url)
+        if self._field_bytes > self.limits.max_header_bytes:
+            self._refuse_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value) + len(": \r\n"))
-        if self._refusal is None:
+        self._field_bytes += len(name) + len(value) + 4  # a colon, a blank, the line's end
+        if self._field_bytes <= self.limits.max_header_bytes:
             super().on_header(name, value)
+        else:
+            self._refuse_head()
 
     def on_headers_complete(self) -> None:
         # What else the refused read holds is parsed to its end, but begins nothing.
@@ -113,11 +117,6 @@ class BoundedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         # uvicorn calls this for what the parser refuses.
         self._leave(self._refusal or MalformedHttp("what was sent is not a request in HTTP/1.1"))
-
-    def _count(self, size: int) -> None:
-        self._field_bytes += size
-        if self._field_bytes > self.limits.max_header_bytes:
-            self._refuse_head()
 
     def _refuse_head(self) -> None:
         most = self.limits.max_header_bytes
