@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, cast
 
 from kiln.adapters.registry import AdaptersNotReady
@@ -18,9 +16,10 @@ from kiln.chat.latency import LatencyLedger
 from kiln.chat.observe import ChoiceReport, Observer
 from kiln.chat.prepare import Prepared, budget_of, prepare
 from kiln.chat.served import ServedModel
+from kiln.chat.workers import Workers
 from kiln.core.access import current_owner
 from kiln.core.completion import ChoiceEnd, Completion, ExchangeEvent, ExchangeHead
-from kiln.core.errors import InvalidAdapter, KilnError, QueueFull, RequestTimedOut, ShuttingDown
+from kiln.core.errors import InvalidAdapter, KilnError, RequestTimedOut, ShuttingDown
 from kiln.core.scoring import PositionScore
 from kiln.core.tokens import FinishReason
 from kiln.core.turn import ChatTurn
@@ -30,12 +29,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# Rendering and tokenizing hold the interpreter lock for most of their time: more threads gain nothing.
-_PREPARE_THREADS = 2
-_MAX_PREPARING = 512
 _ADAPTER_ATTEMPTS = 5
-# Some of llama.cpp's pre-tokenizers recurse once a character: about 300 bytes of stack each.
-_PREPARE_STACK = 256 * 1024 * 1024
 
 
 class Exchange:
@@ -242,9 +236,8 @@ class ChatService:
         self._draining = False
         self._hurried = False
         self._cut = False
-        self._pool = _start_pool()
-        self._pool.submit(model.grammars.start)
-        self._preparing = 0
+        self._workers = Workers()
+        self._workers.soon(model.grammars.start)
         self._scoring = 0
 
     @property
@@ -254,7 +247,7 @@ class ChatService:
     @property
     def is_idle(self) -> bool:
         """Whether no exchange, scoring or preparation is under way."""
-        return not (self._exchanges or self._joined or self._scoring) and self._preparing == 0
+        return not (self._exchanges or self._joined or self._scoring) and self._workers.waiting == 0
 
     async def in_worker(self, function: Callable[[], T]) -> T:
         """Run computing work off the event loop. Raises QueueFull when too much of it waits.
@@ -262,18 +255,13 @@ class ChatService:
         Work that finds an adapter to be read is done again afterwards: reading may take long, and
         nobody else's preparation should wait for it.
         """
-        if self._preparing >= _MAX_PREPARING:
-            raise QueueFull(f"{self._preparing} requests are being prepared")
-        self._preparing += 1
-        try:
-            for _ in range(_ADAPTER_ATTEMPTS):
-                try:
-                    return await asyncio.get_running_loop().run_in_executor(self._pool, function)
-                except AdaptersNotReady as waiting:
+        for _ in range(_ADAPTER_ATTEMPTS):
+            try:
+                return await self._workers.run(function)
+            except AdaptersNotReady as waiting:
+                with self._workers.busy():
                     await asyncio.to_thread(waiting.load)
-            raise InvalidAdapter("the adapter's files change faster than they can be read", param="adapter")
-        finally:
-            self._preparing -= 1
+        raise InvalidAdapter("the adapter's files change faster than they can be read", param="adapter")
 
     def prepare(self, turn: ChatTurn) -> Prepared:
         """Synchronous; call it through `in_worker`."""
@@ -367,8 +355,8 @@ class ChatService:
         self._hurried = True
 
     async def close(self) -> None:
-        # The pool first: its threads use the vocabulary that stopping the engine frees.
-        await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
+        # First of all: the threads use the vocabulary that stopping the engine frees.
+        await self._workers.close()
         await asyncio.to_thread(self.model.grammars.close)
         await self.engine.stop()
         self.model.adapters.close()
@@ -386,17 +374,3 @@ class ChatService:
         exchange = self._exchanges.pop(exchange_id, None)
         if exchange is not None and exchange.timer is not None:
             exchange.timer.cancel()
-
-
-def _start_pool() -> ThreadPoolExecutor:
-    """The preparing threads, started at once: only while they start can their stack be set."""
-    pool = ThreadPoolExecutor(_PREPARE_THREADS, thread_name_prefix="kiln-prepare")
-    started = threading.Barrier(_PREPARE_THREADS + 1)
-    before = threading.stack_size(_PREPARE_STACK)
-    try:
-        for _ in range(_PREPARE_THREADS):
-            pool.submit(started.wait)
-    finally:
-        threading.stack_size(before)
-    started.wait()
-    return pool
