@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import socket
 from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import openai
@@ -15,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from servers import traffic
+from servers.raw import connected
 from servers.server import Server, serving_model, wait_until
 
 from .conftest import Profile
@@ -152,8 +151,7 @@ def test_a_client_that_leaves_is_counted(embedding: Profile) -> None:
         return sum(float(line.removeprefix(name)) for line in text.splitlines() if line.startswith(name))
 
     before = left()
-    address = urlsplit(embedding.server.url)
     head = b"host: kiln\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
-    with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
+    with connected(embedding.server.url) as connection:
         connection.sendall(b"POST /v1/openai/embeddings HTTP/1.1\r\n" + head)
     wait_until(lambda: left() == before + 1, "it is counted")

@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 
 from kiln.adapters.registry import AdaptersNotReady
 from kiln.chat.assemble import ChoiceAssembler, RawEvent, UnreadCall
+from kiln.chat.interleave import interleaved
 from kiln.chat.latency import LatencyLedger
 from kiln.chat.observe import ChoiceReport, Observer
 from kiln.chat.prepare import Prepared, budget_of, prepare
@@ -73,32 +74,11 @@ class Exchange:
 
     async def _interleaved(self) -> AsyncGenerator[list[ExchangeEvent]]:
         """The events of all choices as they come."""
-        ready: asyncio.Queue[tuple[int, list[ExchangeEvent] | BaseException | None]] = asyncio.Queue()
-
-        async def forward(index: int) -> None:
-            try:
-                async for batch in self._choice_events(index, streamed=True):
-                    ready.put_nowait((index, batch))
-                ready.put_nowait((index, None))
-            except Exception as error:
-                ready.put_nowait((index, error))
-
-        tasks = [asyncio.ensure_future(forward(i)) for i in range(len(self._assemblers))]
-        left = len(tasks)
-        try:
-            while left:
-                index, batch = await ready.get()
-                if isinstance(batch, BaseException):
-                    raise batch
-                if batch is None:
-                    left -= 1
-                else:
-                    yield batch
-                    self._ledgers[index].enqueued()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        streams = [self._choice_events(i, streamed=True) for i in range(len(self._assemblers))]
+        async with contextlib.aclosing(interleaved(streams)) as batches:
+            async for index, batch in batches:
+                yield batch
+                self._ledgers[index].enqueued()
 
     async def collect(self) -> Completion:
         """Run to the end. Raises the KilnError that a choice failed with."""

@@ -13,7 +13,7 @@ from enum import StrEnum
 from msgspec import UNSET, UnsetType
 
 from kiln.core.budgets import Budget, Limit, Outcome
-from kiln.wire.thinking import ThinkingBudgetOutcome, ThinkingBudgetRecord
+from kiln.wire.thinking import ThinkingBudgetOutcome, ThinkingBudgetRecentRecord, ThinkingBudgetRecord
 
 Override = int | None | UnsetType
 
@@ -71,17 +71,23 @@ def to_record(budget: Budget, *, applied: bool, outcome: Outcome | None) -> Thin
         tokens_source=budget.tokens.source,
         time_source=budget.time_ms.source,
         applied=applied,
-        triggered=outcome is not None and outcome.trigger is not None,
+        triggered=False,
         max_tokens=UNSET if budget.tokens.value is None else budget.tokens.value,
         max_time_ms=UNSET if budget.time_ms.value is None else budget.time_ms.value,
     )
     if outcome is not None:
-        if outcome.trigger is not None:
-            record.trigger = str(outcome.trigger)
-        record.closed = outcome.closed
-        record.thinking_tokens = outcome.thinking_tokens
-        record.thinking_time_ms = outcome.thinking_time_ms
+        set_outcome(record, outcome)
     return record
+
+
+def set_outcome(record: ThinkingBudgetRecord | ThinkingBudgetRecentRecord, outcome: Outcome) -> None:
+    """Write into a record how the thinking of its request ended."""
+    record.triggered = outcome.trigger is not None
+    if outcome.trigger is not None:
+        record.trigger = str(outcome.trigger)
+    record.closed = outcome.closed
+    record.thinking_tokens = outcome.thinking_tokens
+    record.thinking_time_ms = outcome.thinking_time_ms
 
 
 def to_outcome(outcome: Outcome) -> ThinkingBudgetOutcome:

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from kiln.core.budgets import Budget, Outcome
+from kiln.thinking.budget import set_outcome
 from kiln.wire.thinking import ThinkingBudgetOutcome, ThinkingBudgetRecentRecord, ThinkingBudgetRecord
 
 AnyRecord = ThinkingBudgetRecord | ThinkingBudgetRecentRecord
@@ -68,12 +69,7 @@ def to_recent_record(
         time_source=budget.time_ms.source,
     )
     if applied and outcome is not None:
-        record.triggered = outcome.trigger is not None
-        if outcome.trigger is not None:
-            record.trigger = str(outcome.trigger)
-        record.closed = outcome.closed
-        record.thinking_tokens = outcome.thinking_tokens
-        record.thinking_time_ms = outcome.thinking_time_ms
+        set_outcome(record, outcome)
     return record
 
 

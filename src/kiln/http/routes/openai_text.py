@@ -6,12 +6,14 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from kiln.chat.interleave import interleaved
 from kiln.chat.prepare import Prepared, tokens_of
 from kiln.chat.raw import read_raw, text_of
 from kiln.chat.scoring import prepare_scoring
@@ -165,31 +167,9 @@ Batches = AsyncIterator[list[ExchangeEvent]]
 
 async def _merged(streams: Sequence[Batches], choices: int) -> AsyncIterator[list[ExchangeEvent]]:
     """The events of all prompts as they come, choices numbered through."""
-    ready: asyncio.Queue[list[ExchangeEvent] | BaseException | None] = asyncio.Queue()
-
-    async def forward(prompt: int, stream: Batches) -> None:
-        try:
-            async for batch in stream:
-                ready.put_nowait([_numbered(event, prompt * choices) for event in batch])
-            ready.put_nowait(None)
-        except Exception as error:
-            ready.put_nowait(error)
-
-    tasks = [asyncio.ensure_future(forward(p, stream)) for p, stream in enumerate(streams)]
-    left = len(tasks)
-    try:
-        while left:
-            batch = await ready.get()
-            if isinstance(batch, BaseException):
-                raise batch
-            if batch is None:
-                left -= 1
-            else:
-                yield batch
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async with aclosing(interleaved(streams)) as batches:
+        async for prompt, batch in batches:
+            yield [_numbered(event, prompt * choices) for event in batch]
 
 
 def _numbered(event: ExchangeEvent, first: int) -> ExchangeEvent:
