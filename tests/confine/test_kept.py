@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import kiln
-from kiln.confine.kept import KeptBounds, KeptChildren, OutOfPatience
+from kiln.confine.kept import KeptBounds, KeptChildren, OutOfPatience, Unstartable
 from kiln.confine.run import ConfinedError, TookTooLong, TookTooMuchMemory
 
 BOUNDS = KeptBounds(cpu_seconds=0.5, wall_seconds=60, memory_bytes=2**29)
@@ -103,8 +103,17 @@ def test_a_failure_tells_its_kind_only(children: KeptChildren) -> None:
         children.run(b"complain")
     assert str(caught.value) == "it failed (LookupError)"
     with pytest.raises(ConfinedError, match="ended the process"):
-        children.run(b"die")
+        children.run(b"fault")
     assert children.run(b"echo ab") == b"ba"
+
+
+def test_one_that_cannot_work_is_no_fault_of_the_payload(children: KeptChildren) -> None:
+    with pytest.raises(Unstartable, match="status 1"):
+        children.run(b"die")
+    nowhere = KeptChildren("no_such_module:work", b"", BOUNDS)
+    with pytest.raises(Unstartable):
+        nowhere.run(b"")
+    nowhere.close()
 
 
 def test_one_that_was_killed_while_idle_costs_nobody_an_answer(children: KeptChildren) -> None:

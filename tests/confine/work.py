@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -77,6 +78,12 @@ def keep(payload: bytes) -> bytes:
     """Succeed, and leave so much behind."""
     _kept.append(bytearray(int(payload)))
     return b"kept"
+
+
+def fault(_: bytes) -> bytes:
+    """As native code that overruns its stack."""
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return b""
 
 
 def crash(_: bytes) -> bytes:

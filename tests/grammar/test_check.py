@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kiln.chat.grammars import BOUNDS, NOTHING_SATISFIES, TOO_LONG, GrammarCheck
-from kiln.core.errors import GrammarFailed
+from kiln.core.errors import EngineFailed, GrammarFailed
 from kiln.engine.sampling.grammar import GrammarCompiler
 from kiln.text.lark import json_of
 
@@ -80,6 +80,12 @@ def test_what_was_found_is_known_without_a_child(monkeypatch: pytest.MonkeyPatch
     check.problem(OBJECT)
     assert check.problem("start: nothing_of_this_name") is None and len(asked) == 2, "the oldest was dropped"
     check.close()
+
+
+def test_a_server_that_can_start_no_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with pytest.raises(EngineFailed):
+        GrammarCheck(Letters()).check(NUMBER)
 
 
 def test_half_a_character_is_refused(check: GrammarCheck) -> None:

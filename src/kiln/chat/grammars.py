@@ -11,7 +11,7 @@ import json
 import threading
 from collections import OrderedDict
 
-from kiln.confine.kept import KeptBounds, KeptChildren, OutOfPatience
+from kiln.confine.kept import KeptBounds, KeptChildren, OutOfPatience, Unstartable
 from kiln.confine.run import ConfinedError, TookTooLong, TookTooMuchMemory
 from kiln.core.errors import EngineFailed, GrammarFailed
 from kiln.core.tokens import Tokenizer
@@ -81,10 +81,10 @@ class GrammarCheck:
             return TOO_LONG
         except TookTooMuchMemory:
             return "it takes too much memory to compile"
+        except (Unstartable, OSError) as error:
+            raise EngineFailed(f"no process can be started to check a grammar: {error}") from error
         except ConfinedError as error:
             return f"it cannot be compiled: {error}"
-        except OSError as error:
-            raise EngineFailed(f"no process can be started to check a grammar: {error}") from error
         if found is None:
             return None
         message: str = brief(found["problem"])[:MAX_MESSAGE]

@@ -33,6 +33,10 @@ class OutOfPatience(TookTooLong):
     """The wall's clock decided: on a machine with less to do it might have come to an end."""
 
 
+class Unstartable(ConfinedError):
+    """The child ended by itself: Python, its modules or its memory are not what they should be."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeptBounds:
     """Of one payload. `cpu_seconds` is processor time, so a busy machine refuses nothing that an idle one
@@ -65,7 +69,7 @@ class KeptChildren:
 
     def run(self, payload: bytes) -> bytes:
         """The work's result; blocks. Raises TookTooLong, TookTooMuchMemory, or ConfinedError if the work
-        died or raised, and OSError where no process can be started."""
+        died or raised; Unstartable or OSError where no process can do any."""
         child = self._take()
         try:
             return self._ask(child, payload)
@@ -184,6 +188,8 @@ class _Child:
         if ended_by == getattr(signal, "SIGABRT", None):
             # Native code has no other way to say so.
             return self._too_much()
+        if ended_by <= 0:
+            return Unstartable(f"the process for it ended with status {-ended_by}")
         return ConfinedError("it ended the process that did it")
 
     def _too_much(self) -> TookTooMuchMemory:
