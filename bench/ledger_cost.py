@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from kiln.chat.latency import LatencyLedger
+from kiln.chat.telemetry.latency import LatencyLedger
 from kiln.core.tokens import Source, TokenEvent
 from kiln.engine.ports import Delivery, StepTimes
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kiln.chat import latency
-from kiln.chat.latency import RETAINED_GAPS, LatencyLedger
+from kiln.chat.telemetry import latency
+from kiln.chat.telemetry.latency import RETAINED_GAPS, LatencyLedger
 from kiln.core.latency import Latency, TokenTiming
 from kiln.core.tokens import Source, TokenEvent
 from kiln.engine.ports import Delivery, StepTimes, Timings

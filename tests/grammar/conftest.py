@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from kiln.backends.llamacpp import LlamaModel, LlamaRunner
-from kiln.chat.observe import Observers
 from kiln.chat.prepare import Prepared
 from kiln.chat.served import ServedModel
 from kiln.chat.service import ChatService
+from kiln.chat.telemetry.observe import Observers
 from kiln.cli.assembly import describe_model, load_model
 from kiln.core.completion import ChoiceEnd, Completion
 from kiln.core.messages import Conversation, Message

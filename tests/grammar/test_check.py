@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kiln.chat.grammars import BOUNDS, NOTHING_SATISFIES, TOO_LONG, GrammarCheck
+from kiln.chat.structured.check import BOUNDS, NOTHING_SATISFIES, TOO_LONG, GrammarCheck
 from kiln.core.errors import EngineFailed, GrammarFailed
 from kiln.engine.sampling.grammar import GrammarCompiler
 from kiln.text.lark import json_of

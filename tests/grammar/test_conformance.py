@@ -14,8 +14,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
 
-from kiln.chat.grammars import GrammarCheck
-from kiln.chat.schemas import make_ready
+from kiln.chat.structured.check import GrammarCheck
+from kiln.chat.structured.schemas import make_ready
 from kiln.core.sampling import SamplingParams
 from kiln.core.tokens import FinishReason
 from kiln.engine.ports import GenerationRequest

@@ -78,7 +78,7 @@ def test_what_no_bound_foresaw_is_given_up_and_harms_nobody(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As many at once as would hold every thread that prepares requests."""
-    monkeypatch.setattr("kiln.chat.schemas.MAX_TOGETHER", 1000)
+    monkeypatch.setattr("kiln.chat.structured.schemas.MAX_TOGETHER", 1000)
 
     def slow(names: str) -> dict[str, Any]:
         patterns = [{"type": "string", "pattern": f".*{names}{at}.*"} for at in range(30)]

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiln.backends.llamacpp import LlamaModel
-from kiln.chat.grammars import GrammarCheck
-from kiln.chat.schemas import (
+from kiln.chat.structured.check import GrammarCheck
+from kiln.chat.structured.schemas import (
     LISTS,
     MAPS,
     MAX_NESTING,

@@ -11,9 +11,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kiln.backends.llamacpp import LlamaModel
-from kiln.chat.grammars import GrammarCheck
 from kiln.chat.served import ServedModel
-from kiln.chat.structured import to_grammar
+from kiln.chat.structured.check import GrammarCheck
+from kiln.chat.structured.grammar import to_grammar
 from kiln.core.completion import ChoiceEnd
 from kiln.core.errors import InvalidField
 from kiln.core.messages import Conversation

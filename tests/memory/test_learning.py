@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from kiln.chat.extraction import MAX_FACTS, SCHEMA, extraction_turn, parse
-from kiln.chat.memory import MAX_WAITING, Memory, Transcript, as_context
+from kiln.chat.remembering.extraction import MAX_FACTS, SCHEMA, extraction_turn, parse
+from kiln.chat.remembering.memory import MAX_WAITING, Memory, Transcript, as_context
 from kiln.core.errors import InvalidField, MemoryOff, MemoryStoreNotFound, QueueFull
 from kiln.core.settings import MemoryStoreSettings
 from kiln.http.state import ServerState

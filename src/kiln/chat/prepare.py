@@ -16,7 +16,7 @@ from kiln.chat.bias import resolve_bias
 from kiln.chat.presets import preset
 from kiln.chat.raw import read_raw, refuse_hopeless
 from kiln.chat.served import ServedModel
-from kiln.chat.structured import to_grammar
+from kiln.chat.structured.grammar import to_grammar
 from kiln.core.budgets import Budget
 from kiln.core.completion import ThinkingSource, ThinkingState
 from kiln.core.errors import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kiln.adapters.registry import AdapterRegistry, no_adapters
-from kiln.chat.grammars import GrammarCheck
+from kiln.chat.structured.check import GrammarCheck
 from kiln.core.rollout import PolicyIdentity
 from kiln.core.sampling import SamplingOverrides
 from kiln.core.tokens import Tokenizer

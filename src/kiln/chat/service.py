@@ -13,10 +13,10 @@ from typing import TypeVar, cast
 from kiln.adapters.registry import AdaptersNotReady
 from kiln.chat.assemble import ChoiceAssembler, RawEvent, UnreadCall
 from kiln.chat.interleave import interleaved
-from kiln.chat.latency import LatencyLedger
-from kiln.chat.observe import ChoiceReport, Observer
 from kiln.chat.prepare import Prepared, budget_of, prepare
 from kiln.chat.served import ServedModel
+from kiln.chat.telemetry.latency import LatencyLedger
+from kiln.chat.telemetry.observe import ChoiceReport, Observer
 from kiln.chat.workers import Workers
 from kiln.core.access import current_owner
 from kiln.core.completion import ChoiceEnd, Completion, ExchangeEvent, ExchangeHead

@@ -9,9 +9,9 @@ from pathlib import Path
 from kiln.access.book import KeyBook
 from kiln.chat.catalog import ModelCatalog
 from kiln.chat.embedding import Embedder
-from kiln.chat.extraction import ModelExtractor
-from kiln.chat.memory import Memory
-from kiln.chat.vectors import MemoryVectors
+from kiln.chat.remembering.extraction import ModelExtractor
+from kiln.chat.remembering.memory import Memory
+from kiln.chat.remembering.vectors import MemoryVectors
 from kiln.core.errors import ConfigError, StoreFailed
 from kiln.core.settings import Settings
 from kiln.http.guard import AccessPolicy

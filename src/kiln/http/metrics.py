@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kiln.chat.observe import ChoiceReport
+from kiln.chat.telemetry.observe import ChoiceReport
 from kiln.core.budgets import Budget
 from kiln.core.completion import ExchangeHead
 from kiln.core.errors import KilnError

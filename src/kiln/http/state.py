@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from kiln.chat.catalog import ModelCatalog
 from kiln.chat.embedding import EmbeddingService
 from kiln.chat.filtering import ContentFilter
-from kiln.chat.memory import Memory
+from kiln.chat.remembering.memory import Memory
 from kiln.chat.service import ChatService
-from kiln.chat.stats import Statistics
+from kiln.chat.telemetry.stats import Statistics
 from kiln.core.settings import FilesSettings, Settings
 from kiln.dialects.kiln import ReplyOptions
 from kiln.http.guard import AccessPolicy

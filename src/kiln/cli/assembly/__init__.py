@@ -10,9 +10,9 @@ from starlette.applications import Starlette
 
 from kiln.chat.catalog import ModelCatalog
 from kiln.chat.embedding import EmbeddingService
-from kiln.chat.observe import Observers
 from kiln.chat.served import ServedModel
-from kiln.chat.stats import Statistics
+from kiln.chat.telemetry.observe import Observers
+from kiln.chat.telemetry.stats import Statistics
 from kiln.cli.access import Access, open_memory
 from kiln.cli.assembly.engines import Assembled, assemble, inline_engine, with_cache
 from kiln.cli.assembly.models import BUNDLED, describe_model, load_embedder, load_model

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kiln.chat.catalog import LoadedModel
-from kiln.chat.observe import Observer
 from kiln.chat.served import ServedModel
 from kiln.chat.service import ChatService
+from kiln.chat.telemetry.observe import Observer
 from kiln.cli.assembly.facts import facts
 from kiln.cli.assembly.models import describe_model, load_model
 from kiln.cli.assembly.sizes import host_cache_bytes, kv_cells, sequences, threads

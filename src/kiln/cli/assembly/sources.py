@@ -8,7 +8,7 @@ import threading
 from dataclasses import replace
 
 from kiln.chat.catalog import LoadedModel, LoadProgress, ModelPlan, Narrate
-from kiln.chat.observe import Observer
+from kiln.chat.telemetry.observe import Observer
 from kiln.cli.assembly.engines import Assembled, assemble
 from kiln.core.errors import DownloadError, SetupError
 from kiln.core.settings import Settings

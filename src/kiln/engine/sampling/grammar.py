@@ -169,7 +169,7 @@ class GrammarVocabulary:
 class GrammarCompiler:
     """Compiles grammars over one vocabulary and keeps the last ones. Thread-safe.
 
-    Nothing ends it: callers' grammars are tried before in a process that can be ended (`chat/grammars`).
+    Nothing ends it: `chat/structured/check` tries callers' grammars before, in a process that can be ended.
     """
 
     def __init__(self, tokenizer: Tokenizer, kept: int = KEPT_GRAMMARS) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from kiln.chat.memory import Memory
+from kiln.chat.remembering.memory import Memory
 from kiln.core.access import ANONYMOUS
 from kiln.core.errors import FactNotFound, InvalidField, MemoryStoreNotFound, ScopeRefused
 from kiln.core.text import shorten

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-from kiln.chat.conjunctions import optional_together, patterns_together
-from kiln.chat.grammars import GrammarCheck
+from kiln.chat.structured.check import GrammarCheck
+from kiln.chat.structured.conjunctions import optional_together, patterns_together
 from kiln.core.errors import InvalidField
 from kiln.core.text import shorten
 from kiln.text.lark import json_of

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kiln.chat.observe import ChoiceReport
+from kiln.chat.telemetry.observe import ChoiceReport
 from kiln.core.budgets import Budget
 from kiln.core.completion import ExchangeHead
 from kiln.core.errors import KilnError

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from kiln.chat.catalog import ModelCatalog
-from kiln.chat.memory import Transcript
+from kiln.chat.remembering.memory import Transcript
 from kiln.chat.service import ChatService
 from kiln.core.access import CALLER, Identity
 from kiln.core.errors import ContextExceeded

@@ -1,0 +1,1 @@
+"""Memory across exchanges: recalled before an answer, learned from it afterwards."""

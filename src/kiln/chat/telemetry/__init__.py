@@ -1,0 +1,1 @@
+"""What is measured of exchanges and told of them: the latency ledger, observers, statistics."""
