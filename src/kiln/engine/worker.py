@@ -123,11 +123,18 @@ class EngineWorker:
         if self._scheduler.is_idle and commands.empty():
             with contextlib.suppress(queue.Empty):
                 return commands.get(timeout=TIDY_AFTER_S)
-            while commands.empty() and (slots := self._scheduler.tidy()):
-                self._drop(slots)
-            if self._scheduler.ledger.dead and self._scheduler.collect_now():
-                self._runner.collect()
+            self._tidy(commands)
         return commands.get()
+
+    def _tidy(self, commands: Inbox) -> None:
+        """Give retained prefixes up until a command comes, free what is dead, and report what is in use."""
+        while commands.empty() and (slots := self._scheduler.tidy()):
+            self._drop(slots)
+        if self._scheduler.ledger.dead and self._scheduler.collect_now():
+            self._runner.collect()
+            self._flush()
+        if self._checks_books:
+            self._check_books()
 
     def _handle(self, command: Command | GrammarReady) -> None:
         if isinstance(command, Submit):
