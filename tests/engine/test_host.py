@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kiln.engine.schedule.host import HostPrefixes
+from kiln.engine.schedule.host import HEAD, HostPrefixes
 from kiln.engine.schedule.prefix import Entry
 
 
@@ -51,6 +51,30 @@ def test_the_longest_usable_prefix_is_found() -> None:
     assert shelf.found(text(2, 200)) == 0
     assert shelf.found(text(1, 16)) == 0
     assert shelf.found(text(1, 200), scope="adapter") == 0
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_best_of_many_alike_is_found(exact: bool) -> None:
+    generator = np.random.default_rng(3)
+
+    def random_ids() -> list[int]:
+        # Few different ids, so that many share much and some are prefixes of others.
+        return [1] * 20 + [int(i) for i in generator.integers(0, 2, int(generator.integers(0, 12)))]
+
+    for _ in range(40):
+        shelf = Shelf(10_000)
+        for slot in range(30):
+            ids = random_ids()
+            shelf.keep(slot, ids, exact=int(generator.integers(0, len(ids) + 1)))
+        for _ in range(20):
+            asked = np.asarray(random_ids() + [0], np.int32)
+            saved, length = shelf.host.match(asked, scope="", exact=exact)
+            known = list(shelf.host._used)
+            most = max((other.usable(asked, exact=exact) for other in known), default=0)
+            assert length == (most if most >= HEAD else 0)
+            if saved is not None:
+                equal = [len(other.ids) for other in known if other.usable(asked, exact=exact) == most]
+                assert saved.usable(asked, exact=exact) == most and len(saved.ids) == min(equal)
 
 
 def test_a_long_one_is_not_copied_back_for_a_short_beginning() -> None:

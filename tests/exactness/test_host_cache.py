@@ -26,7 +26,7 @@ def turns(seed: int, uses: tuple[AdapterUse, ...]) -> list[GenerationRequest]:
 
 
 async def test_an_idle_engine_reports_an_empty_cache(model: LlamaModel) -> None:
-    async with engine_of(model, retain_tokens=0, mib=64) as engine:
+    async with engine_of(model, host_bytes=64 * 2**20) as engine:
         await generate(engine, turns(1, ())[0])
         assert engine.stats().kv_cells_used > 150
         # No request comes: what has been moved to the host's memory is reported all the same.

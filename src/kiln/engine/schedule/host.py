@@ -33,6 +33,11 @@ class SavedPrefix:
     exact: int
     data: NDArray[np.uint8]
 
+    def agrees(self, ids: NDArray[np.int32], *, at: int) -> bool:
+        """Whether it may share more than `at` tokens with a prompt: hundreds begin with one system prompt,
+        so most can be told from the best without comparing all that they have in common."""
+        return at < len(self.ids) and bool(self.ids[at] == ids[at])
+
     def usable(self, ids: NDArray[np.int32], *, exact: bool) -> int:
         """How many tokens a prompt can take from it. At least one is always left to compute.
 
@@ -88,6 +93,8 @@ class HostPrefixes:
         """The saved prefix that a prompt can take most tokens from, and how many."""
         best, length = None, 0
         for saved in self._alike(ids, scope):
+            if best is not None and len(saved.ids) >= len(best.ids) and not saved.agrees(ids, at=length):
+                continue
             usable = saved.usable(ids, exact=exact)
             if usable > length or (usable == length and best is not None and len(saved.ids) < len(best.ids)):
                 best, length = saved, usable
