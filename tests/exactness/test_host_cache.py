@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from kiln.backends.llamacpp import LlamaModel
+from kiln.backends.llamacpp import LlamaModel, LlamaRunner
+from kiln.core.errors import EngineFailed
 from kiln.engine.loop import BatchingEngine
 from kiln.engine.ports import AdapterUse, GenerationRequest
 
@@ -33,6 +34,25 @@ async def test_an_idle_engine_reports_an_empty_cache(model: LlamaModel) -> None:
         async with asyncio.timeout(30):
             while engine.stats().kv_cells_used:
                 await asyncio.sleep(0.02)
+
+
+async def test_what_cannot_be_copied_back_fails_once(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise EngineFailed("refused")
+
+    first, second, _ = turns(1, ())
+    async with engine_of(model, host_bytes=64 * 2**20) as engine:
+        await generate(engine, first)
+        async with asyncio.timeout(30):
+            while engine.stats().kv_cells_used:
+                await asyncio.sleep(0.02)
+        monkeypatch.setattr(LlamaRunner, "restore", refuse)
+        ends = [delivery.end async for delivery in engine.submit(second) if delivery.end is not None]
+        assert isinstance(ends[0].error, EngineFailed)
+        # The next one computes it.
+        assert len(await generate(engine, second)) == second.max_tokens
 
 
 async def test_conversations_go_on_from_the_hosts_memory(

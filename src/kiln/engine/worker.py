@@ -190,7 +190,8 @@ class EngineWorker:
         step = self._scheduler.schedule()
         self._begin(step)
         if step.stuck is not None:
-            self._end_too_large(step.stuck)
+            error = EngineFailed("the KV cache cannot hold the request")
+            self._end(step.stuck, FinishReason.ERROR, error)
         calls = [(planned, True) for planned in step.decode] + [(planned, False) for planned in step.prefill]
         for planned, is_decode in calls:
             if not self._call(planned, is_decode=is_decode):
@@ -206,7 +207,12 @@ class EngineWorker:
             if isinstance(copy, Copy):
                 self._runner.copy(copy.source, copy.target, copy.length)
             else:
-                self._runner.restore(copy.target, copy.saved.data)
+                try:
+                    self._runner.restore(copy.target, copy.saved.data)
+                except EngineFailed:
+                    # Else every prompt that begins with it would fail like this one, and all beside it.
+                    self._scheduler.forget_saved(copy.saved)
+                    raise
                 self._runner.trim(copy.target, copy.length)
                 self._outbox.restored += copy.length
         self._outbox.preemptions += len(step.preempted)
@@ -214,8 +220,7 @@ class EngineWorker:
             # Before the model sees them: if it dies of one of them, it is known whose fault that may be.
             self._outbox.admitted.extend(admission.sequence.key for admission in step.admitted)
             self._flush()
-        for admission in step.admitted:
-            self._outbox.cached += admission.shared
+        self._outbox.cached += sum(admission.shared for admission in step.admitted)
 
     def _call(self, planned: PlannedCall, *, is_decode: bool) -> bool:
         """Run a call and pick from its logits. False if the cache refused it and nothing was computed."""
@@ -261,9 +266,6 @@ class EngineWorker:
         self._compiling.pop(sequence.key, None)
         del self._sequences[sequence.key]
         self._outbox.post(sequence.key).end = sequence.end(reason, time.monotonic(), error)
-
-    def _end_too_large(self, sequence: Sequence) -> None:
-        self._end(sequence, FinishReason.ERROR, EngineFailed("the KV cache cannot hold the request"))
 
     def _end_users_of(self, failure: AdapterFailed) -> None:
         error = AdapterUnusable(f"the adapter cannot be used with this model: {failure.reason}")

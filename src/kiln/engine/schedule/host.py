@@ -105,6 +105,10 @@ class HostPrefixes:
             del self._used[saved]
             self._used[saved] = None
 
+    def forget(self, saved: SavedPrefix) -> None:
+        if saved in self._used:
+            self._forget(saved)
+
     def _alike(self, ids: NDArray[np.int32], scope: str) -> list[SavedPrefix]:
         return self._buckets.get(_key(ids, scope), []) if len(ids) >= HEAD else []
 

@@ -11,7 +11,7 @@ import numpy as np
 from kiln.core.tokens import FinishReason, Source
 from kiln.engine.runner import Chunk, ModelCall
 from kiln.engine.schedule.admission import Admitter
-from kiln.engine.schedule.host import HostPrefixes
+from kiln.engine.schedule.host import HostPrefixes, SavedPrefix
 from kiln.engine.schedule.kv import KVLedger
 from kiln.engine.schedule.plan import Admission, Copy, Limits, Pick, PlannedCall, Restore, Step
 from kiln.engine.schedule.planner import Planner
@@ -239,6 +239,11 @@ class Scheduler:
         for slot in slots:
             self._release(slot)
         return slots
+
+    def forget_saved(self, saved: SavedPrefix) -> None:
+        """The model does not take this prefix back: it is not tried again."""
+        if self._host is not None:
+            self._host.forget(saved)
 
     def _retire(self, slot: int) -> None:
         """Give up a retained prefix in the cache; the host's memory may keep it."""
