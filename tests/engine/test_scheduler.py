@@ -588,6 +588,22 @@ def test_what_comes_back_is_as_exact_as_it_was() -> None:
         assert other.cached_tokens == (30 if exact else 0)
 
 
+def test_what_is_given_up_while_others_run_is_copied_before_cells_are_collected() -> None:
+    world = World(limits(running=2, kv_cells=512, step_tokens=128, retain_tokens=0), host_bytes=500)
+    # One that ends leaves dead cells, which wait for the exact one beside it to end.
+    world.add([8] * 80, 1)
+    world.add([7] * 100, 10, exact=True)
+    while world.live:
+        world.step()
+    assert world.dead
+    world.add([9] * 10, 30)
+    for _ in range(8):
+        world.step()
+    again = world.add([7] * 100 + [1], 2, exact=True)
+    world.finish()
+    assert again.cached_tokens == 100
+
+
 def test_a_saved_prefix_that_does_not_fit_is_computed_again() -> None:
     world = World(limits(running=1, slots=2, kv_cells=50, step_tokens=64, retain_tokens=0), host_bytes=100)
     world.add([7] * 40, 1)

@@ -49,12 +49,13 @@ class Planner:
 
     def plan(self, *, may_give_up: bool) -> Step:
         """The next step. With `may_give_up` it may be one that only gives retained prefixes up."""
-        if self._may_collect():
-            # A step of its own: an admission in it would still see prefixes as exact.
-            return Step(collects=True)
+        # Given up before a collection, so that what is copied out is still as exact as it was computed.
         excess = self._excess() if may_give_up else []
         if excess:
             return Step(evicted=excess)
+        if self._may_collect():
+            # A step of its own: an admission in it would still see prefixes as exact.
+            return Step(collects=True)
         wanted = 0
         for group in self.turns.order(self._groups()):
             draft = self._draft(group)
