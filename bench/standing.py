@@ -57,9 +57,12 @@ def _alone(scenario: Scenario, url: str, rounds: int) -> str:
     values = []
     for seed in range(rounds):
         try:
-            values.append(float(getattr(scenario.run(server, seed), scenario.figure)))
-        except (KilnError, TypeError) as error:
-            return f"| {scenario.name} | {scenario.figure} | not measured: {error} | |"
+            value = getattr(scenario.run(server, seed), scenario.figure)
+        except KilnError as error:
+            return f"| {scenario.name} | {scenario.figure} | not measured: {error.message} | |"
+        if value is None:
+            return f"| {scenario.name} | {scenario.figure} | not measured: nothing to measure it by | |"
+        values.append(float(value))
     values.sort()
     middle = values[len(values) // 2]
     return f"| {scenario.name} | {scenario.figure} | {middle:.3g} | {values[0]:.3g}..{values[-1]:.3g} |"
