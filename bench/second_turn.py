@@ -2,7 +2,7 @@
 
 `python -m bench.second_turn [model.gguf] [--conversations 12] [--tokens 600] [--runs 3]`
 
-More conversations than the cache retains have one turn each, then a second one in the same order.
+Conversations have one turn each, then a second one in the same order: the cache keeps none of them meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from kiln.engine.loop import BatchingEngine
 from kiln.engine.ports import GenerationRequest
 
 GREEDY = SamplingParams(temperature=0.0)
-RETAINED = 0
 SECOND_TURN = 40
 
 
@@ -43,7 +42,6 @@ async def second_turns(
         pieces=model.pieces,
         context_length=4096,
         parallel=16,
-        retain_tokens=RETAINED,
         host_bytes=mib * 2**20,
     )
     await engine.start()
