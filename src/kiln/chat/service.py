@@ -53,7 +53,7 @@ class Exchange:
         self.can_skip = not prepared.turn.provenance
         self._generations = generations
         self._ledgers = [
-            LatencyLedger(entered, prepared.seconds, observer.token_gap, measured=prepared.turn.measured)
+            LatencyLedger(entered, prepared.seconds, observer.token_gaps, measured=prepared.turn.measured)
             for _ in range(prepared.turn.n)
         ]
         self._assemblers = [
@@ -190,6 +190,7 @@ class Exchange:
     def _account(self, index: int, report: ChoiceReport) -> None:
         if index not in self._accounted:
             self._accounted.add(index)
+            self._ledgers[index].tell()
             if len(self._accounted) == len(self._assemblers):
                 self._on_end(self.head.id)
             self._observer.choice_ended(self.head, report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
@@ -136,8 +137,8 @@ class Metrics:
             self._seconds.observe(budget.time_ms.value / 1000)
         self._prompt.inc(head.prompt_tokens)
 
-    def token_gap(self, seconds: float) -> None:
-        self._itl.observe(seconds)
+    def token_gaps(self, gaps: array[float], ended: float) -> None:
+        self._itl.observe(gaps)
 
     def choice_ended(self, head: ExchangeHead, report: ChoiceReport) -> None:
         name = metric_outcome(
@@ -200,15 +201,16 @@ class Metrics:
 
 
 class _GapHistogram(Collector):
-    """Gaps between tokens. Observed once a token, so it costs a bisection and two additions."""
+    """Gaps between tokens. Observed for every token, so a gap costs a bisection and two additions."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(_GAP_BUCKETS) + 1)
         self._sum = 0.0
 
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(_GAP_BUCKETS, seconds)] += 1
-        self._sum += seconds
+    def observe(self, gaps: array[float]) -> None:
+        for seconds in gaps:
+            self._counts[bisect_left(_GAP_BUCKETS, seconds)] += 1
+        self._sum += sum(gaps)
 
     def collect(self) -> Iterable[Metric]:
         bounds = [*(str(bound) for bound in _GAP_BUCKETS), "+Inf"]

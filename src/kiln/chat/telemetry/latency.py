@@ -8,6 +8,7 @@ explains min(250 ms, half the gap).
 from __future__ import annotations
 
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,6 +22,11 @@ from kiln.engine.ports import Delivery, StepTimes, Timings
 RETAINED_GAPS = 8192
 STALL_FLOOR_S = 0.25
 STALL_FACTOR = 5.0
+# Observers hear of gaps so often, not at every token.
+TELL_EVERY_S = 1.0
+
+# Gaps of one choice, in seconds, and when the last of them ended, in `time.monotonic()`.
+OnGaps = Callable[["array[float]", float], None]
 
 # A gap's phases, in seconds: another prompt's computation, decoding, sampling, delivery, handler queue.
 _PHASES = ("actor_prefill", "actor_decode", "sampling", "response_delivery", "handler_queue")
@@ -55,29 +61,35 @@ class Gap(NamedTuple):
 class LatencyLedger:
     """Notes one choice's tokens. `started` is `time.monotonic()` at the handler's entry.
 
-    A `measured` ledger also gives each token's timing, which costs more than the notes.
+    A `measured` ledger also gives each token's timing, which costs more than the notes. The notes are
+    numbers in arrays: an object a token, held to the end, would be visited by every garbage collection.
     """
 
     def __init__(
         self,
         started: float,
         prepare_s: float,
-        on_gap: Callable[[float], None] = lambda _: None,
+        on_gaps: OnGaps = lambda _, __: None,
         *,
         measured: bool = True,
     ) -> None:
         self._started = started
         self._prepare_s = prepare_s
-        self._on_gap = on_gap
+        self._on_gaps = on_gaps
         self._measured = measured
         self._tokens = 0
         self._first: float | None = None
         self._last: float | None = None
         self._before: StepTimes | None = None
-        # Bounded, so that an endless completion costs bounded memory.
-        self._gaps: list[Gap] = []
+        # Gaps that have been told, bounded, so that an endless completion costs bounded memory, and those
+        # that have not.
+        self._gaps = array("d")
+        self._untold = array("d")
+        self._tell_at = 0.0
         self._gap_count = 0
         self._longest = 0.0
+        # Of the retained gaps those that may be stalls, with what explains them.
+        self._long: list[Gap] = []
         self._delivery_s = 0.0
         self._queue_s = 0.0
         self._client_s = 0.0
@@ -90,12 +102,21 @@ class LatencyLedger:
         handed = step.handed
         delivery_s = handed - ready if handed > ready else 0.0
         queue_s = now - handed if now > handed else 0.0
-        gap = Gap(0.0 if last is None else ready - last, last, self._before, step, delivery_s, queue_s)
-        timing = self._timing(token, now, gap) if self._measured else None
+        seconds = 0.0 if last is None else ready - last
+        timing = None
+        if self._measured or seconds >= STALL_FLOOR_S:
+            gap = Gap(seconds, last, self._before, step, delivery_s, queue_s)
+            if self._measured:
+                timing = self._timing(token, now, gap)
+            if seconds >= STALL_FLOOR_S and not delivery.replayed and self._retained < RETAINED_GAPS:
+                self._long.append(gap)
         if last is None:
             self._first = ready
+            self._tell_at = ready + TELL_EVERY_S
         elif not delivery.replayed:
-            self._note_gap(gap)
+            self._untold.append(seconds)
+            if ready >= self._tell_at:
+                self.tell()
         self._last = ready
         self._before = step
         self._tokens += 1
@@ -103,6 +124,18 @@ class LatencyLedger:
         self._queue_s += queue_s
         self._received = now
         return timing
+
+    def tell(self) -> None:
+        """Tell of the gaps that have not been told yet."""
+        gaps, last = self._untold, self._last
+        if not gaps or last is None:
+            return
+        self._gap_count += len(gaps)
+        self._longest = max(self._longest, max(gaps))
+        self._gaps.extend(gaps[: RETAINED_GAPS - len(self._gaps)])
+        self._untold = array("d")
+        self._tell_at = last + TELL_EVERY_S
+        self._on_gaps(gaps, last)
 
     def enqueued(self) -> None:
         """Note that the last delivery's text was handed to the response body."""
@@ -114,7 +147,8 @@ class LatencyLedger:
 
     def reckon(self, timings: Timings, *, streamed: bool) -> Latency:
         """The account, once the completion has ended."""
-        gaps = np.array([gap.seconds for gap in self._gaps])
+        self.tell()
+        gaps = np.frombuffer(self._gaps)
         p50, p99, p999 = np.quantile(gaps, (0.5, 0.99, 0.999)) if len(gaps) else (None, None, None)
         threshold = None if p50 is None else max(STALL_FLOOR_S, STALL_FACTOR * float(p50))
         total = time.monotonic() - self._started
@@ -159,17 +193,14 @@ class LatencyLedger:
             cause_ms=None if first else cause_s * 1000,
         )
 
-    def _note_gap(self, gap: Gap) -> None:
-        self._gap_count += 1
-        self._on_gap(gap.seconds)
-        if gap.seconds > self._longest:
-            self._longest = gap.seconds
-        if len(self._gaps) < RETAINED_GAPS:
-            self._gaps.append(gap)
+    @property
+    def _retained(self) -> int:
+        """Retained gaps, those included that have not been told."""
+        return len(self._gaps) + len(self._untold)
 
     def _stalls(self, threshold: float | None) -> dict[str, int]:
         causes: Counter[str] = Counter()
-        for gap in self._gaps:
+        for gap in self._long:
             if threshold is not None and gap.seconds >= threshold:
                 cause, explained = gap.cause()
                 enough = explained >= min(STALL_FLOOR_S, gap.seconds / 2)

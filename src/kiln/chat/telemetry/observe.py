@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -38,8 +39,11 @@ class Observer(Protocol):
 
     def exchange_started(self, head: ExchangeHead) -> None: ...
 
-    def token_gap(self, seconds: float) -> None:
-        """The time between the readiness of two tokens of one choice."""
+    def token_gaps(self, gaps: array[float], ended: float) -> None:
+        """Times between the readiness of two tokens of one choice, in seconds.
+
+        The last of them ended at `ended` (`time.monotonic()`). Told about once a second.
+        """
         ...
 
     def choice_ended(self, head: ExchangeHead, report: ChoiceReport) -> None: ...
@@ -59,9 +63,9 @@ class Observers:
         for observer in self._observers:
             observer.exchange_started(head)
 
-    def token_gap(self, seconds: float) -> None:
+    def token_gaps(self, gaps: array[float], ended: float) -> None:
         for observer in self._observers:
-            observer.token_gap(seconds)
+            observer.token_gaps(gaps, ended)
 
     def choice_ended(self, head: ExchangeHead, report: ChoiceReport) -> None:
         for observer in self._observers:

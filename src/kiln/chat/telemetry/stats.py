@@ -6,7 +6,9 @@ No prompt and no answer text is kept.
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
+from math import inf
 from typing import Any
 
 import msgspec
@@ -29,14 +31,20 @@ class Statistics:
 
     def __init__(self) -> None:
         self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT_REQUESTS)
-        # (time.monotonic() of the later token, gap in seconds)
-        self._gaps: deque[tuple[float, float]] = deque(maxlen=WINDOW_GAPS)
+        # Gaps of a choice in seconds, and the `time.monotonic()` at which the last of them ended.
+        self._gaps: deque[tuple[array[float], float]] = deque()
+        self._gap_count = 0
+        self._dropped_until = -inf
 
     def exchange_started(self, head: ExchangeHead) -> None:
         pass
 
-    def token_gap(self, seconds: float) -> None:
-        self._gaps.append((time.monotonic(), seconds))
+    def token_gaps(self, gaps: array[float], ended: float) -> None:
+        self._gaps.append((gaps, ended))
+        self._gap_count += len(gaps)
+        while self._gap_count > WINDOW_GAPS:
+            self._dropped_until = self._gaps[0][1]
+            self._drop()
 
     def choice_ended(self, head: ExchangeHead, report: ChoiceReport) -> None:
         entry: dict[str, Any] = {
@@ -75,20 +83,23 @@ class Statistics:
     def decode_window(self) -> dict[str, Any]:
         """Inter-token latency of the last 60 seconds; percentiles R-7, null without a gap."""
         since = time.monotonic() - WINDOW_S
-        while self._gaps and self._gaps[0][0] < since:
-            self._gaps.popleft()
-        gaps = np.array([gap for _, gap in self._gaps]) * 1000
+        while self._gaps and self._gaps[0][1] < since:
+            self._drop()
+        gaps = np.array([gap for part, _ in self._gaps for gap in part]) * 1000
         quantiles = np.quantile(gaps, (0.5, 0.9, 0.99)) if len(gaps) else (None, None, None)
         p50, p90, p99 = (None if q is None else float(q) for q in quantiles)
         return {
             "window_s": WINDOW_S,
             "gaps": len(gaps),
-            "truncated": len(gaps) == WINDOW_GAPS,
+            "truncated": self._dropped_until >= since,
             "itl_ms_p50": p50,
             "itl_ms_p90": p90,
             "itl_ms_p99": p99,
             "max_itl_ms": float(gaps.max()) if len(gaps) else None,
         }
+
+    def _drop(self) -> None:
+        self._gap_count -= len(self._gaps.popleft()[0])
 
 
 def _summary(latency: Latency) -> dict[str, Any]:
