@@ -51,9 +51,7 @@ def main() -> None:
     model = load_model(Settings.default())
     results = asyncio.run(measure(model))
     print(f"{STREAMS} streams x {TOKENS} tokens, {RUNS} interleaved runs each, one compute thread")
-    print(
-        "| sampling | free tokens/s | constrained tokens/s | ratio | by CPU of the engine thread |"
-    )
+    print("| sampling | free tokens/s | constrained tokens/s | ratio | by CPU of the engine thread |")
     print("|---|---|---|---|---|")
     for name, (constrained, free) in results.items():
         wall, cpu = ([a[i] / b[i] for a, b in zip(constrained, free, strict=True)] for i in (0, 1))

@@ -119,6 +119,33 @@ class TestPercentiles:
         assert found.gap_samples == found.retained_gap_samples == 8192
 
 
+    def test_a_stall_beyond_the_bound_is_not_counted(self, bench: Bench) -> None:
+        bench.gaps([0.001] * (RETAINED_GAPS - 1) + [0.5, 0.6])
+        assert bench.reckon().stall_count == 1
+
+
+class TestTelling:
+    @pytest.fixture
+    def told(self, bench: Bench) -> list[tuple[list[float], float]]:
+        told: list[tuple[list[float], float]] = []
+        bench.ledger = LatencyLedger(1000.0, 0.0, lambda gaps, ended: told.append((list(gaps), ended)))
+        return told
+
+    def test_once_a_second_and_at_the_end(self, bench: Bench, told: list[tuple[list[float], float]]) -> None:
+        bench.gaps([0.25] * 9)
+        assert told == [([0.25] * 4, 1002.0), ([0.25] * 4, 1003.0)]
+        bench.reckon()
+        assert told[2:] == [([0.25], 1003.25)]
+        bench.ledger.tell()
+        assert len(told) == 3
+
+    def test_nothing_to_tell(self, bench: Bench, told: list[tuple[list[float], float]]) -> None:
+        bench.reckon()
+        bench.deliver(1001.0)
+        bench.ledger.tell()
+        assert told == []
+
+
 class TestStalls:
     @pytest.mark.parametrize(
         ("usual", "threshold"), [(0.01, 0.25), (0.05, 0.25), (0.06, 0.3), (0.2, 1.0)], ids=str

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from contract.validators import validate
+from kiln.chat.telemetry import stats
 from kiln.cli.embedded import embedded_server
 from kiln.core.settings import Settings
 
@@ -73,6 +76,36 @@ def test_the_decode_window_has_ordered_percentiles(url: str) -> None:
     window = httpx.get(f"{url}/v1/stats/decode").json()
     assert window["gaps"] > 0
     assert 0 < window["itl_ms_p50"] <= window["itl_ms_p90"] <= window["itl_ms_p99"] <= window["max_itl_ms"]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(stats, "time", clock)
+    return clock
+
+
+def test_the_decode_window_forgets_after_a_minute(clock: SimpleNamespace) -> None:
+    statistics = stats.Statistics()
+    statistics.token_gaps(array("d", [0.5, 0.5]), 1000.0)
+    statistics.token_gaps(array("d", [0.25]), 1030.0)
+    clock.now = 1050.0
+    assert statistics.decode_window()["gaps"] == 3
+    clock.now = 1070.0
+    window = statistics.decode_window()
+    assert (window["gaps"], window["max_itl_ms"], window["truncated"]) == (1, 250.0, False)
+
+
+def test_the_decode_window_is_bounded_and_says_so(clock: SimpleNamespace) -> None:
+    statistics = stats.Statistics()
+    for second in range(20):
+        statistics.token_gaps(array("d", [0.001] * 4000), 1000.0 + second)
+    clock.now = 1020.0
+    window = statistics.decode_window()
+    assert (window["gaps"], window["truncated"]) == (64000, True)
+    # Those that were dropped would have left the window by now.
+    clock.now = 1064.0
+    assert statistics.decode_window()["truncated"] is False
 
 
 def test_repeated_prompts_show_in_the_prefix_cache_metrics(url: str) -> None:

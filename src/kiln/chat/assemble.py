@@ -81,6 +81,8 @@ class ChoiceAssembler:
         self._budget_applied = prepared.budget_applied
         self._format = model.tool_format
         self._policy = prepared.turn.tool_policy
+        # Whether `feed` or `flush` gave a call that is to be read.
+        self.has_unread = False
         self._malformed = False
         self._had_enough = False
         self._live: LiveCall | None = None
@@ -121,7 +123,7 @@ class ChoiceAssembler:
             if token.token_id not in self._eos_ids:
                 text = self._detokenizer.feed(token.token_id)
                 if text:
-                    events.extend(self._events(self._scanner.feed(text)))
+                    self._add(self._scanner.feed(text), events)
             if timing is not None:
                 events.append(replace(timing, enqueued_ms=self._ledger.now_ms()))
         return events
@@ -133,7 +135,7 @@ class ChoiceAssembler:
         events: list[RawEvent] = []
         tail = self._detokenizer.finish()
         if tail:
-            events.extend(self._events(self._scanner.feed(tail)))
+            self._add(self._scanner.feed(tail), events)
         turn_ended = end.reason is FinishReason.STOP
         # A call that the model opened and left open has failed; one that a limit cut has not.
         left_open = self._scanner.in_call and turn_ended
@@ -143,12 +145,13 @@ class ChoiceAssembler:
             # Of a call that was cut the arguments were shown; its text is not shown again.
             self._content.extend(span.text for span in spans if span.channel is Channel.CONTENT)
             spans = [span for span in spans if span.channel is not Channel.CONTENT]
-        events.extend(self._events(spans))
+        self._add(spans, events)
         return events
 
     def read_calls(self, events: Iterable[RawEvent]) -> list[ExchangeEvent]:
         """The events with every call in them parsed and checked, up to the last call that is allowed."""
         read: list[ExchangeEvent] = []
+        self.has_unread = False
         for event in events:
             if not isinstance(event, UnreadCall):
                 read.append(event)
@@ -220,21 +223,22 @@ class ChoiceAssembler:
             return FinishReason.TOOL_CALLS
         return reason
 
-    def _events(self, spans: list[Span]) -> list[RawEvent]:
-        return [event for span in spans for event in self._event(span)]
-
-    def _event(self, span: Span) -> Sequence[RawEvent]:
-        if span.channel is Channel.TOOL_PART:
-            if self._prepared.turn.narrated:
-                return (TextDelta(self._index, "tool", span.text),)
-            return self._show(span)
-        if span.channel is Channel.TOOL:
-            live, self._live = self._live, None
-            return (UnreadCall(span, self._tokens, live),)
-        if span.channel is Channel.REASONING:
-            self._reasoning.append(span.text)
-            return (TextDelta(self._index, "reasoning", span.text),)
-        return (self._to_content(span.text),)
+    def _add(self, spans: list[Span], events: list[RawEvent]) -> None:
+        """Add the events of spans."""
+        for span in spans:
+            if span.channel is Channel.CONTENT:
+                events.append(self._to_content(span.text))
+            elif span.channel is Channel.REASONING:
+                self._reasoning.append(span.text)
+                events.append(TextDelta(self._index, "reasoning", span.text))
+            elif span.channel is Channel.TOOL:
+                live, self._live = self._live, None
+                events.append(UnreadCall(span, self._tokens, live))
+                self.has_unread = True
+            elif self._prepared.turn.narrated:
+                events.append(TextDelta(self._index, "tool", span.text))
+            else:
+                events.extend(self._show(span))
 
     def _show(self, span: Span) -> Sequence[ToolCallPart]:
         """The next piece of the call that is being written."""

@@ -226,9 +226,7 @@ def _check_provenance(turn: ChatTurn, max_tokens: int, applied: bool, model: Ser
 
 def _to_requests(prepared: Prepared, model: ServedModel) -> tuple[GenerationRequest, ...]:
     turn, thinking = prepared.turn, None
-    grammar = to_grammar(
-        turn, model, in_reasoning=prepared.in_reasoning, thinks=prepared.thinking.enabled
-    )
+    grammar = to_grammar(turn, model, in_reasoning=prepared.in_reasoning, thinks=prepared.thinking.enabled)
     bias = resolve_bias(turn.logit_bias, model.tokenizer)
     if prepared.in_reasoning and model.close is not None:
         # Without an applied budget the gate only watches, so that the thinking can be skipped.

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import TypeVar, cast
 
 from kiln.adapters.registry import AdaptersNotReady
-from kiln.chat.assemble import ChoiceAssembler, RawEvent, UnreadCall
+from kiln.chat.assemble import ChoiceAssembler, RawEvent
 from kiln.chat.interleave import interleaved
 from kiln.chat.prepare import Prepared, budget_of, prepare
 from kiln.chat.served import ServedModel
@@ -143,7 +143,8 @@ class Exchange:
         async for delivery in generation:
             if assembler.stopped and delivery.end is None:
                 continue
-            events = await self._read(index, assembler.feed(delivery))
+            raw = assembler.feed(delivery)
+            events = await _read(assembler, raw) if assembler.has_unread else cast(list[ExchangeEvent], raw)
             if assembler.stopped and delivery.end is None:
                 generation.stop()
             if delivery.end is not None:
@@ -152,13 +153,6 @@ class Exchange:
                 yield events
                 if streamed:
                     self._ledgers[index].enqueued()
-
-    async def _read(self, index: int, events: list[RawEvent]) -> list[ExchangeEvent]:
-        """The events with their tool calls parsed and checked, off the event loop where there are some."""
-        for event in events:
-            if isinstance(event, UnreadCall):
-                return await asyncio.to_thread(self._assemblers[index].read_calls, events)
-        return cast(list[ExchangeEvent], events)
 
     async def _finish(self, index: int, end: GenerationEnd, *, streamed: bool) -> list[ExchangeEvent]:
         assembler = self._assemblers[index]
@@ -170,7 +164,7 @@ class Exchange:
                 ChoiceReport(index, "error", error.code, end.outcome, 0, end.cached_tokens, None),
             )
             raise error
-        events = await self._read(index, assembler.flush(end))
+        events = await _read(assembler, assembler.flush(end))
         last = assembler.end(end, streamed=streamed)
         events.append(last)
         self._account(
@@ -194,6 +188,13 @@ class Exchange:
             if len(self._accounted) == len(self._assemblers):
                 self._on_end(self.head.id)
             self._observer.choice_ended(self.head, report)
+
+
+async def _read(assembler: ChoiceAssembler, events: list[RawEvent]) -> list[ExchangeEvent]:
+    """The events with their tool calls parsed and checked, off the event loop where there are some."""
+    if assembler.has_unread:
+        return await asyncio.to_thread(assembler.read_calls, events)
+    return cast(list[ExchangeEvent], events)
 
 
 class ChatService:

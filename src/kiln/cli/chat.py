@@ -97,9 +97,7 @@ def chat(
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")] = None,
     adapter: Annotated[
         str | None,
-        typer.Option(
-            "--adapter", metavar="NAME", help="LoRA adapter to use; empty for the base model."
-        ),
+        typer.Option("--adapter", metavar="NAME", help="LoRA adapter to use; empty for the base model."),
     ] = None,
     no_thinking: Annotated[bool, typer.Option("--no-thinking", help="Switch the thinking off.")] = False,
     config: ConfigFlag = None,

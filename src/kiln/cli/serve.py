@@ -77,7 +77,7 @@ def ready_text(url: str, model_name: str, settings: Settings) -> str:
     time = settings.server.default_thinking_budget_ms
     key, access = "", ""
     if not settings.serves_anonymous:
-        key = " -H \"authorization: Bearer $KILN_API_KEY\""
+        key = ' -H "authorization: Bearer $KILN_API_KEY"'
         access = "\nRequests need an API key; `kiln keys create NAME` makes one, at once in force."
     return f"""kiln serves {model_name} at {url}
 

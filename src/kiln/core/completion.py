@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from msgspec import Struct
+
 from kiln.core.budgets import Budget, Outcome
 from kiln.core.latency import Latency, TokenTiming
 from kiln.core.rollout import Rollout
@@ -39,8 +41,7 @@ class ExchangeHead:
     adapter: str = "base"
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(Struct, frozen=True):
     """Text of one choice, in order. Channel `reasoning`, `content`, or, for narrated exchanges, `tool`: a
     call while it is written. What then turns out to be no call comes as content too."""
 
@@ -124,9 +125,7 @@ class ChoiceEnd:
     malformed_call: bool = False
 
 
-ExchangeEvent = (
-    TextDelta | ToolCallDelta | ToolCallPart | TokenTiming | TokenScored | PromptRead | ChoiceEnd
-)
+ExchangeEvent = TextDelta | ToolCallDelta | ToolCallPart | TokenTiming | TokenScored | PromptRead | ChoiceEnd
 
 
 @dataclass(frozen=True, slots=True)

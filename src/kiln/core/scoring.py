@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class PositionScore:
+
+class PositionScore(Struct, frozen=True, array_like=True):
     """The raw log-softmax at one prompt position: the token that stands there, and the likeliest ones.
 
     `rank` is one-based over the whole vocabulary, ties by token id; `top` is most likely first.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+from msgspec import Struct
 
 from kiln.core.scoring import PositionScore
 
@@ -26,8 +27,7 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(Struct, frozen=True, array_like=True):
     """One accepted token.
 
     `logprob` is the natural-log probability of a sampled token under the final, renormalised

@@ -165,7 +165,7 @@ class ChunkEncoder:
         return self._delta(wire.Delta(role="assistant"))
 
     def encode(self, events: Iterable[ExchangeEvent]) -> bytes:
-        return b"".join(self._event(event) for event in events)
+        return b"".join([self._event(event) for event in events])
 
     def closing(self) -> bytes:
         """Nothing: the last chunk of the one choice has said everything."""
@@ -174,9 +174,11 @@ class ChunkEncoder:
     def _event(self, event: ExchangeEvent) -> bytes:
         if isinstance(event, TextDelta):
             if event.channel == "content":
-                return self._close_fold() + self._text("content", event.text)
+                text = self._text("content", event.text)
+                return self._close_fold() + text if self._fold_open else text
             if event.channel == "reasoning":
-                return self._text("reasoning_content", event.text) + self._fold(event.text)
+                text = self._text("reasoning_content", event.text)
+                return text + self._fold(event.text) if self._folding else text
             return b""  # raw tool traffic: the contract carries the parsed call
         if isinstance(event, ToolCallDelta):
             call = {"index": event.position, **event.call}
@@ -209,8 +211,6 @@ class ChunkEncoder:
         return b"data: " + self._encoder.encode(to_token_timing(timing)) + b"\n\n"
 
     def _fold(self, text: str) -> bytes:
-        if not self._folding:
-            return b""
         opening = "" if self._fold_open else "<think>\n"
         self._fold_open = True
         return self._text("content", opening + text)

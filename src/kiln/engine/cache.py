@@ -14,6 +14,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 
+from msgspec import structs
+
 from kiln.core.errors import KilnError
 from kiln.core.tokens import FinishReason, TokenEvent
 from kiln.engine.ports import (
@@ -23,6 +25,7 @@ from kiln.engine.ports import (
     Generation,
     GenerationEnd,
     GenerationRequest,
+    StepTimes,
     Timings,
 )
 
@@ -216,11 +219,11 @@ class _Replay:
     def __init__(self, tokens: list[TokenEvent], end: GenerationEnd) -> None:
         now = time.monotonic()
         self._delivery: Delivery | None = Delivery(
-            tokens=[replace(token, ready_s=now) for token in tokens],
+            tokens=[structs.replace(token, ready_s=now) for token in tokens],
             end=replace(end, timings=Timings(now, ended=now), cached_tokens=0),
             replayed=True,
+            step=StepTimes(handed=now),
         )
-        self._delivery.step.handed = now
 
     def __aiter__(self) -> _Replay:
         return self

@@ -71,7 +71,9 @@ class EngineFrontend(ABC):
             generation = self._generations.get(key)
             if generation is not None:
                 generation.has_begun = True
+        step = report.step
         for key, delivery in report.deliveries.items():
+            delivery.step = step
             if delivery.end is not None:
                 generation = self._generations.pop(key, None)
             else:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from kiln.engine.ports import Delivery, EngineStats, GenerationRequest
+from kiln.engine.ports import Delivery, EngineStats, GenerationRequest, StepTimes
 
 
 class Submit(Struct, frozen=True, tag=True):
@@ -28,13 +28,13 @@ class CloseThinking(Struct, frozen=True, tag=True):
 Command = Submit | Cancel | CloseThinking
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
+class StepReport(Struct, frozen=True, array_like=True):
     """What happened since the last report: deliveries by key, the keys that left the queue, counts."""
 
     deliveries: dict[int, Delivery]
     admitted: list[int]
     stats: EngineStats
+    step: StepTimes
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ class Outbox:
         self._deliveries: dict[int, Delivery] = {}
         # Keys of the sequences that left the queue.
         self.admitted: list[int] = []
-        # Shared by all deliveries of the step.
-        self.times = StepTimes()
+        # What the step has spent its time on, in seconds.
+        self.decode_s = self.prefill_s = self.sampling_s = 0.0
         self.steps = self.preemptions = 0
         # Tokens: of prompts computed, taken from the prefix cache, and copied back from the host's memory.
         self.computed = self.cached = self.restored = 0
@@ -31,7 +31,7 @@ class Outbox:
         """The delivery of a sequence in the next report, to be added to."""
         delivery = self._deliveries.get(key)
         if delivery is None:
-            delivery = self._deliveries[key] = Delivery(step=self.times)
+            delivery = self._deliveries[key] = Delivery()
         return delivery
 
     def flush(self, scheduler: Scheduler, *, waiting: int) -> None:
@@ -50,6 +50,7 @@ class Outbox:
             tokens_drafted=self.drafted,
             drafts_accepted=self.accepted,
         )
-        self.times.handed = time.monotonic()
-        self._publish(StepReport(self._deliveries, self.admitted, stats))
-        self._deliveries, self.admitted, self.times = {}, [], StepTimes()
+        step = StepTimes(self.decode_s, self.prefill_s, self.sampling_s, time.monotonic())
+        self._publish(StepReport(self._deliveries, self.admitted, stats, step))
+        self._deliveries, self.admitted = {}, []
+        self.decode_s = self.prefill_s = self.sampling_s = 0.0

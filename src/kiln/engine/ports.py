@@ -7,7 +7,7 @@ implement this one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec import Struct, structs
@@ -122,8 +122,7 @@ class GenerationEnd:
     cached_tokens: int = 0
 
 
-@dataclass(slots=True)
-class StepTimes:
+class StepTimes(Struct, frozen=True, array_like=True):
     """What one engine step spent its time on, in seconds, and when its results were handed over."""
 
     decode_s: float = 0.0
@@ -132,21 +131,23 @@ class StepTimes:
     handed: float = 0.0
 
 
-@dataclass(slots=True)
-class Delivery:
+_NO_STEP = StepTimes()
+
+
+class Delivery(Struct, omit_defaults=True):
     """What one engine step produced for one sequence; `scores` in prompt order.
 
-    `prompt_read` counts the prompt tokens in the KV cache so far, for narrated requests.
-    `step` is shared by all deliveries of the step. A `replayed` delivery was computed for an earlier
-    request; its tokens' times say nothing about the engine.
+    `prompt_read` counts the prompt tokens in the KV cache so far, for narrated requests. A `replayed`
+    delivery was computed for an earlier request; its tokens' times say nothing about the engine.
+    `step` is shared by all deliveries of the step: it travels once, in their report.
     """
 
-    tokens: list[TokenEvent] = field(default_factory=list)
-    scores: list[PositionScore] = field(default_factory=list)
-    step: StepTimes = field(default_factory=StepTimes)
+    tokens: list[TokenEvent] = []
+    scores: list[PositionScore] = []
     end: GenerationEnd | None = None
-    replayed: bool = False
     prompt_read: int | None = None
+    replayed: bool = False
+    step: StepTimes = _NO_STEP
 
 
 class Generation(Protocol):
@@ -172,7 +173,7 @@ class Generation(Protocol):
         ...
 
 
-class EngineStats(Struct, frozen=True):
+class EngineStats(Struct, frozen=True, array_like=True):
     """Counts of the moment, and totals since the engine started. Made once a step."""
 
     running: int

@@ -248,16 +248,16 @@ class EngineWorker:
         if self._grammars is not None:
             states = [s.grammar for s in planned.rows if s.grammar is not None and s.follows_grammar]
             self._grammars.foresee(states)
-        self._outbox.times.sampling_s += time.monotonic() - now
+        self._outbox.sampling_s += time.monotonic() - now
         return True
 
     def _note_time(self, rows: SequenceOf[Sequence], seconds: float, *, is_decode: bool) -> None:
         if is_decode:
-            self._outbox.times.decode_s += seconds
+            self._outbox.decode_s += seconds
             for sequence in rows:
                 sequence.decode_s += seconds
         else:
-            self._outbox.times.prefill_s += seconds
+            self._outbox.prefill_s += seconds
             for sequence in set(rows):
                 sequence.prefill_s += seconds
 

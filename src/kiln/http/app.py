@@ -108,12 +108,21 @@ def build_app(start: Callable[[], Awaitable[ServerState]], *, cors_origins: Sequ
                 expose_headers=["retry-after"],
             )
         )
-    return Starlette(
+    return _App(
         routes=ROUTES,
         exception_handlers=EXCEPTION_HANDLERS,
         middleware=[*middleware, Middleware(Guard)],
         lifespan=lifespan,
     )
+
+
+class _App(Starlette):
+    """Notes the server's own `send`: what streams many small pieces may leave out every layer in between,
+    once its response has begun."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[DIRECT_SEND] = send
+        await super().__call__(scope, receive, send)
 
 
 class CountResponses:
@@ -132,6 +141,4 @@ class CountResponses:
                 scope["app"].state.kiln.metrics.response_sent(message["status"])
             await send(message)
 
-        # What streams many small pieces may leave out the middlewares in between, once it has begun.
-        scope[DIRECT_SEND] = send
         await self._app(scope, receive, counting_send)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
@@ -17,13 +17,20 @@ T = TypeVar("T")
 DIRECT_SEND = "kiln.direct_send"
 
 
+# Sends the bytes of some events.
+Write = Callable[[bytes], Awaitable[None]]
+
+
 class EventStream(Response):
-    """Streams byte chunks as text/event-stream. The source is closed as soon as the client goes."""
+    """A text/event-stream of what `pump` writes. `pump` is cancelled as soon as the client goes.
+
+    It writes rather than yields: a generator less on the way of every token.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, source: AsyncIterator[bytes]) -> None:
-        self._source = source
+    def __init__(self, pump: Callable[[Write], Coroutine[Any, Any, None]]) -> None:
+        self._write_events = pump
         self.status_code = 200
         self.background = None
         self.body = b""
@@ -37,8 +44,10 @@ class EventStream(Response):
             await unless_disconnected(receive, self._pump(scope.get(DIRECT_SEND, send)))
 
     async def _pump(self, send: Send) -> None:
-        async for chunk in self._source:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        def write(chunk: bytes) -> Awaitable[None]:
+            return send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+        await self._write_events(write)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

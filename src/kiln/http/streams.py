@@ -12,7 +12,7 @@ from starlette.responses import Response
 from kiln.core.completion import ExchangeEvent
 from kiln.core.errors import InternalError, KilnError
 from kiln.http.problems import error_body
-from kiln.http.sse import EventStream, unless_disconnected
+from kiln.http.sse import EventStream, Write, unless_disconnected
 
 log = logging.getLogger(__name__)
 
@@ -44,28 +44,24 @@ async def stream_events(
     except BaseException:
         abandon()
         raise
-    return EventStream(_encode(first, events, encoder, abandon))
+
+    async def pump(write: Write) -> None:
+        try:
+            await write(encoder.opening() + encoder.encode(first))
+            async for batch in events:
+                await write(encoder.encode(batch))
+            await write(encoder.closing())
+        except KilnError as error:
+            # The status line is out: the only event for this is an error without [DONE].
+            await write(b"data: " + error_body(error) + b"\n\n")
+        except Exception:
+            log.exception("a stream failed")
+            await write(b"data: " + error_body(InternalError("the server failed while streaming")) + b"\n\n")
+        finally:
+            abandon()
+
+    return EventStream(pump)
 
 
 async def _next(events: Batches) -> list[ExchangeEvent]:
     return await anext(events)
-
-
-async def _encode(
-    first: list[ExchangeEvent], events: Batches, encoder: Encoder, abandon: Callable[[], None]
-) -> AsyncIterator[bytes]:
-    try:
-        yield encoder.opening() + encoder.encode(first)
-        async for batch in events:
-            yield encoder.encode(batch)
-        closing = encoder.closing()
-        if closing:
-            yield closing
-    except KilnError as error:
-        # The status line is out: the only event for this is an error without [DONE].
-        yield b"data: " + error_body(error) + b"\n\n"
-    except Exception:
-        log.exception("a stream failed")
-        yield b"data: " + error_body(InternalError("the server failed while streaming")) + b"\n\n"
-    finally:
-        abandon()

@@ -37,12 +37,18 @@ class Detokenizer:
         self._pieces = pieces
         self._hidden_ids = hidden_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors=_DROP_HALVES)
+        self._holds_back = False
 
     def feed(self, token_id: int) -> str:
         """The text that became complete with this token, possibly empty. IndexError for an unknown id."""
         if token_id in self._hidden_ids:
             return ""
-        return self._decoder.decode(self._pieces[token_id])
+        piece = self._pieces[token_id]
+        if not self._holds_back and piece.isascii():
+            return piece.decode()
+        text = self._decoder.decode(piece)
+        self._holds_back = self._decoder.getstate()[0] != b""
+        return text
 
     def finish(self) -> str:
         """The rest of the text. A half character at the end is dropped."""

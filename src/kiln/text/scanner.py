@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from msgspec import Struct
+
 from kiln.text.markers import MarkerSearch
 from kiln.text.reasoning import ReasoningTags
 
@@ -20,8 +22,7 @@ class Channel(StrEnum):
     TOOL_PART = "tool_part"
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """A piece of one channel. A TOOL span is the whole body of one call, between the markers it names."""
 
     channel: Channel

@@ -104,9 +104,7 @@ class ChatTemplate:
             return marker.settle(self._render(values))
         except Exception as error:  # a template is a program: it may raise anything at all
             message = _describe(error)
-            raise TemplateFailed(
-                marker.clean(message) if marker else message, param="messages"
-            ) from error
+            raise TemplateFailed(marker.clean(message) if marker else message, param="messages") from error
 
     def _values(self, conversation: Conversation, marker: Marker) -> dict[str, Any]:
         values: dict[str, Any] = {"documents": None}

@@ -194,9 +194,7 @@ class MemoryStoreSettings:
     """The policy of a memory store: what is recalled, kept and learned in the memories under it."""
 
     recall_depth: int = setting(8, "Facts that an exchange gets to see at most.", low=1, high=64)
-    capacity: int = setting(
-        1000, "Facts of one memory; what exceeds them is forgotten.", low=1, high=100_000
-    )
+    capacity: int = setting(1000, "Facts of one memory; what exceeds them is forgotten.", low=1, high=100_000)
     eviction: str = setting(
         "lru",
         "Which facts are forgotten first: those used longest ago, the oldest, or the least often used.",

@@ -51,9 +51,7 @@ class ServerSettings:
         (), "Origins whose pages may call the server from a browser, as https://chat.example; `*` is all."
     )
     max_body_bytes: int = setting(8_388_608, "Largest request body in bytes.", low=1)
-    body_timeout_s: float = setting(
-        60.0, "Seconds that a client may take to send a JSON body.", above=0
-    )
+    body_timeout_s: float = setting(60.0, "Seconds that a client may take to send a JSON body.", above=0)
     max_header_bytes: int = setting(
         65_536, "Largest request head in bytes: URL and header fields together.", low=1024
     )
@@ -71,7 +69,9 @@ class ServerSettings:
     def __post_init__(self) -> None:
         for origin in self.cors_origins:
             if origin != "*" and re.fullmatch(r"https?://[^/\s?#@,*]+", origin) is None:
-                raise BadValue(f"server.cors_origins names {origin}: an origin is as https://chat.example:8443")
+                raise BadValue(
+                    f"server.cors_origins names {origin}: an origin is as https://chat.example:8443"
+                )
 
 
 @dataclass(frozen=True, slots=True)

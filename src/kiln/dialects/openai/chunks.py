@@ -45,7 +45,7 @@ class ChunkEncoder:
         return b"".join(self._delta(i, wire.Delta(role="assistant")) for i in range(self._choices))
 
     def encode(self, events: Iterable[ExchangeEvent]) -> bytes:
-        return b"".join(self._event(event) for event in events)
+        return b"".join([self._event(event) for event in events])
 
     def closing(self) -> bytes:
         """The usage chunk, if it was asked for, and the end mark."""

@@ -220,9 +220,7 @@ class GrammarCompiler:
         try:
             return GrammarVocabulary(self._tokenizer)
         except Exception as error:
-            raise GrammarFailed(
-                f"no grammar can be followed with this vocabulary: {error}"
-            ) from error
+            raise GrammarFailed(f"no grammar can be followed with this vocabulary: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

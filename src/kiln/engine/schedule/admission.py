@@ -49,7 +49,6 @@ class Draft:
             else:
                 self.chunks[place] = (sequence, before + more)
 
-
     def add_admitted(self, sequence: Sequence, remaining: int) -> None:
         """Begin the prompt of a sequence just admitted, whose cells have all been set aside."""
         size = min(remaining, self.budget)

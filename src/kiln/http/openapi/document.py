@@ -90,14 +90,9 @@ def openapi_document() -> Json:
             {"name": "server", "description": "What is served, how it is configured, how it is doing."},
         ],
         "security": access.SECURITY,
-        "paths": access.with_refusals(
-            _paths() | adapters.paths() | access.paths() | memory.paths()
-        ),
+        "paths": access.with_refusals(_paths() | adapters.paths() | access.paths() | memory.paths()),
         "components": {
-            "schemas": schemas()
-            | adapters.schemas()
-            | access.schemas()
-            | memory.schemas(),
+            "schemas": schemas() | adapters.schemas() | access.schemas() | memory.schemas(),
             "responses": responses(),
             "securitySchemes": access.SCHEMES,
         },

@@ -20,7 +20,7 @@ from kiln.dialects.validate import decode
 from kiln.http.body import read_json_body
 from kiln.http.guard import caller_of
 from kiln.http.problems import native_error_body
-from kiln.http.sse import EventStream, unless_disconnected
+from kiln.http.sse import EventStream, Write, unless_disconnected
 from kiln.http.state import ServerState
 from kiln.native.context import Surroundings, open_skills
 from kiln.native.exchange import NativeExchange
@@ -94,36 +94,31 @@ async def _stream(request: Request, exchange: NativeExchange, encoder: EventEnco
     except BaseException:
         exchange.abandon()
         raise
-    return EventStream(_encode(exchange, encoder, first, events))
+
+    async def pump(write: Write) -> None:
+        try:
+            await write(encoder.encode(first))
+            async for batch in events:
+                if not batch:
+                    await write(_STILL_HERE)
+                elif isinstance(batch[-1], Summary):
+                    # With log-probabilities it may be large.
+                    await write(await asyncio.to_thread(encoder.encode, batch))
+                else:
+                    await write(encoder.encode(batch))
+        except KilnError as error:
+            await write(_error_event(error))
+        except Exception:
+            log.exception("a native stream failed")
+            await write(_error_event(InternalError("the server failed while streaming")))
+        finally:
+            exchange.abandon()
+
+    return EventStream(pump)
 
 
 async def _next(events: AsyncIterator[list[NativeEvent]]) -> list[NativeEvent]:
     return await anext(events)
-
-
-async def _encode(
-    exchange: NativeExchange,
-    encoder: EventEncoder,
-    first: list[NativeEvent],
-    events: AsyncIterator[list[NativeEvent]],
-) -> AsyncIterator[bytes]:
-    try:
-        yield encoder.encode(first)
-        async for batch in events:
-            if not batch:
-                yield _STILL_HERE
-            elif isinstance(batch[-1], Summary):
-                # With log-probabilities it may be large.
-                yield await asyncio.to_thread(encoder.encode, batch)
-            else:
-                yield encoder.encode(batch)
-    except KilnError as error:
-        yield _error_event(error)
-    except Exception:
-        log.exception("a native stream failed")
-        yield _error_event(InternalError("the server failed while streaming"))
-    finally:
-        exchange.abandon()
 
 
 def _error_event(error: KilnError) -> bytes:
