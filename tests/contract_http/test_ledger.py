@@ -118,7 +118,6 @@ class TestPercentiles:
         found = bench.reckon()
         assert found.gap_samples == found.retained_gap_samples == 8192
 
-
     def test_a_stall_beyond_the_bound_is_not_counted(self, bench: Bench) -> None:
         bench.gaps([0.001] * (RETAINED_GAPS - 1) + [0.5, 0.6])
         assert bench.reckon().stall_count == 1

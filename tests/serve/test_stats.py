@@ -80,7 +80,8 @@ def test_the_decode_window_has_ordered_percentiles(url: str) -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
+    clock = SimpleNamespace(now=1000.0)
+    clock.monotonic = lambda: clock.now
     monkeypatch.setattr(stats, "time", clock)
     return clock
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from kiln.text.scanner import Channel, Scanner, Span, ToolMarkers
 
 TAGS = ReasoningTags("<think>", "</think>")
 TOOLS = ToolMarkers("<tool_call>", "</tool_call>")
+ENDED_BY_TURN = ToolMarkers("<tool_call>", "", starts=("{", "a"), ends_with_turn=True, holds_json=True)
 R, C, T = Channel.REASONING, Channel.CONTENT, Channel.TOOL
 NO_STOPS: tuple[str, ...] = ()
 
@@ -34,9 +36,9 @@ def join(spans: Iterable[Span]) -> list[tuple[Channel, str]]:
     return out
 
 
-def scan(scanner: Scanner, *chunks: str) -> list[tuple[Channel, str]]:
+def scan(scanner: Scanner, *chunks: str, turn_ended: bool = False) -> list[tuple[Channel, str]]:
     spans = [span for chunk in chunks for span in scanner.feed(chunk)]
-    return join([*spans, *scanner.finish()])
+    return join([*spans, *scanner.finish(turn_ended=turn_ended)])
 
 
 def cut(text: str, places: Iterable[int]) -> list[str]:
@@ -104,6 +106,35 @@ def test_cuts_make_no_difference_and_the_rules_hold(
         scanner = make(in_reasoning=in_reasoning, stops=stops, tools=tools)
         assert scan(scanner, *chunks) == wanted
         assert scanner.stopped == stopped
+
+
+@settings(max_examples=1000, deadline=None)
+@given(
+    TEXTS,
+    st.one_of(st.just(range(200)), st.lists(st.integers(0, 200))),
+    st.fixed_dictionaries(
+        {
+            "in_reasoning": st.booleans(),
+            "tools": st.sampled_from([TOOLS, ENDED_BY_TURN]),
+            "silent": st.sampled_from([(), ("<i>",)]),
+            "live_calls": st.booleans(),
+            "calls_lead": st.booleans(),
+            "reopens": st.booleans(),
+        }
+    ),
+)
+def test_cuts_make_no_difference_whatever_the_options(
+    text: str, places: Sequence[int], options: dict[str, Any]
+) -> None:
+    pieces = cut(text, places)
+    found, whole = (scan(Scanner(tags=TAGS, **options), *t, turn_ended=True) for t in (pieces, [text]))
+    assert found == whole
+
+
+def test_a_marker_inside_an_answer_is_text_where_calls_lead() -> None:
+    text = '{"a": "<tool_call>b</tool_call>"}'
+    options: dict[str, Any] = {"tags": TAGS, "in_reasoning": False, "tools": TOOLS, "calls_lead": True}
+    assert scan(Scanner(**options), *text) == [(C, text)]
 
 
 @settings(max_examples=300, deadline=None)

@@ -84,7 +84,7 @@ class ChoiceAssembler:
         # Whether `feed` or `flush` gave a call that is to be read.
         self.has_unread = False
         self._malformed = False
-        self._had_enough = False
+        self.stopped = False
         self._live: LiveCall | None = None
         self._live_position = 0
         self._eos_ids = frozenset() if prepared.turn.ignore_eos else model.tokenizer.eos_ids
@@ -97,13 +97,9 @@ class ChoiceAssembler:
         self._calls: list[dict[str, object]] = []
         self._tokens = 0
 
-    @property
-    def stopped(self) -> bool:
-        return self._scanner.stopped is not None or self._had_enough
-
     def stop(self) -> None:
         """Take no further token."""
-        self._had_enough = True
+        self.stopped = True
 
     def feed(self, delivery: Delivery) -> list[RawEvent]:
         """Events that are ready after a delivery's tokens: each token's text, then its timing."""
@@ -158,7 +154,7 @@ class ChoiceAssembler:
                 continue
             read.extend(self._read_call(event))
             if self._calls and self._policy is not None and not self._policy.parallel:
-                self._had_enough = True
+                self.stopped = True
                 self._tokens = event.tokens
                 break
         return read
@@ -224,7 +220,9 @@ class ChoiceAssembler:
         return reason
 
     def _add(self, spans: list[Span], events: list[RawEvent]) -> None:
-        """Add the events of spans."""
+        """Add the events of what the scanner gave."""
+        if self._scanner.stopped is not None:
+            self.stopped = True
         for span in spans:
             if span.channel is Channel.CONTENT:
                 events.append(self._to_content(span.text))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -164,7 +164,9 @@ class ChunkEncoder:
         """The first chunk, which carries the role."""
         return self._delta(wire.Delta(role="assistant"))
 
-    def encode(self, events: Iterable[ExchangeEvent]) -> bytes:
+    def encode(self, events: Sequence[ExchangeEvent]) -> bytes:
+        if len(events) == 1:
+            return self._event(events[0])
         return b"".join([self._event(event) for event in events])
 
     def closing(self) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from starlette.requests import ClientDisconnect, Request
@@ -24,7 +24,7 @@ class Encoder(Protocol):
 
     def opening(self) -> bytes: ...
 
-    def encode(self, events: Iterable[ExchangeEvent]) -> bytes: ...
+    def encode(self, events: Sequence[ExchangeEvent]) -> bytes: ...
 
     def closing(self) -> bytes: ...
 

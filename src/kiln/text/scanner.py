@@ -115,6 +115,7 @@ class Scanner:
         self._tool_body: list[str] = []
         self._tool_open = ""
         self._quotes = _Quotes()
+        self._at_rest = self._is_at_rest()
 
     @property
     def in_call(self) -> bool:
@@ -123,12 +124,15 @@ class Scanner:
 
     def feed(self, text: str) -> list[Span]:
         """The spans that became certain with this text."""
-        if self._is_plain(text):
-            return [Span(self._state, text)]
+        # Most tokens are so: nothing is held back, and nothing in the text may begin a marker.
+        if self._at_rest and text[-1:] not in NEWLINES and len(text) < _CHUNK:
+            if self._searches[self._state].is_clear_of(text):
+                return [Span(self._state, text)]
         spans: list[Span] = []
         # A long text is taken in slices, as every marker found in it copies the rest of its slice.
         for start in range(0, len(text), _CHUNK):
             self._consume(text[start : start + _CHUNK], spans, final=False)
+        self._at_rest = self._is_at_rest()
         return spans
 
     def finish(self, *, turn_ended: bool = False) -> list[Span]:
@@ -151,14 +155,13 @@ class Scanner:
         self._flush_newlines(spans)
         return spans
 
-    def _is_plain(self, text: str) -> bool:
-        """Whether nothing is held back and nothing in the text may begin a marker: most tokens are so."""
+    def _is_at_rest(self) -> bool:
+        """Whether text without a marker would be one span of the present state, as it is."""
         return (
             self._state is not Channel.TOOL
-            and not (self._in_lead or self._newlines or self._starts or self.stopped is not None)
-            and 0 < len(text) < _CHUNK
-            and text[-1] not in NEWLINES
-            and self._searches[self._state].is_clear_of(text)
+            and not (self._in_lead or self._newlines or self._starts)
+            and (self._content_begun or not self._calls_lead)
+            and self.stopped is None
         )
 
     def _consume(self, text: str, spans: list[Span], *, final: bool) -> None:

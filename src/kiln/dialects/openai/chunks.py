@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -44,7 +44,9 @@ class ChunkEncoder:
         """The first chunk of every choice, which carries the role."""
         return b"".join(self._delta(i, wire.Delta(role="assistant")) for i in range(self._choices))
 
-    def encode(self, events: Iterable[ExchangeEvent]) -> bytes:
+    def encode(self, events: Sequence[ExchangeEvent]) -> bytes:
+        if len(events) == 1:
+            return self._event(events[0])
         return b"".join([self._event(event) for event in events])
 
     def closing(self) -> bytes:
