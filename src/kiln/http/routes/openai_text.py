@@ -18,7 +18,7 @@ from kiln.chat.prepare import Prepared, tokens_of
 from kiln.chat.raw import read_raw, text_of
 from kiln.chat.scoring import prepare_scoring
 from kiln.chat.service import ChatService, Exchange
-from kiln.core.completion import ChoiceEnd, ExchangeEvent
+from kiln.core.completion import ChoiceEnd, ExchangeEvent, TextDelta
 from kiln.core.errors import RequestError
 from kiln.core.latency import TokenTiming
 from kiln.core.scoring import PositionScore
@@ -173,7 +173,11 @@ async def _merged(streams: Sequence[Batches], choices: int) -> AsyncIterator[lis
 
 
 def _numbered(event: ExchangeEvent, first: int) -> ExchangeEvent:
-    return event if isinstance(event, TokenTiming) else replace(event, index=first + event.index)
+    if isinstance(event, TokenTiming):
+        return event
+    if isinstance(event, TextDelta):
+        return msgspec.structs.replace(event, index=first + event.index)
+    return replace(event, index=first + event.index)
 
 
 async def tokenize(request: Request) -> Response:
