@@ -17,10 +17,11 @@ import httpx
 import pytest
 from rich.console import Console
 
-from kiln.cli.chat import Chat, base_url, command, run
+from kiln.cli.chat.conversation import Chat, command, run
+from kiln.cli.chat.exchange import Exchange, Phase, Piece
+from kiln.cli.chat.view import PlainView, TerminalView, printable
+from kiln.cli.common import base_url
 from kiln.cli.embedded import serve_app
-from kiln.cli.exchange import Exchange, Phase, Piece
-from kiln.cli.view import PlainView, TerminalView, printable
 from kiln.core.errors import ConfigError
 
 from .scripted import REQUEST_ID, Scripted

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.cli.exchange import ChatError, Exchange, Phase, error_text, read_events, summarize
+from kiln.cli.chat.exchange import ChatError, Exchange, Phase, error_text, read_events, summarize
 
 
 def chunk(delta: dict[str, Any] | None = None, **rest: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from contract.validators import is_valid, validate
 from kiln import contracts
-from kiln.cli.chat import parse_flag
+from kiln.cli.chat.command import parse_flag
 from kiln.cli.configuration import load_settings
 from kiln.core.budgets import Budget, Limit, Outcome, Trigger
 from kiln.core.errors import ConfigError, InvalidField

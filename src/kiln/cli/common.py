@@ -16,8 +16,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from kiln.backends.hub import Report, is_hub_reference, resolve_model
 from kiln.cli.configuration import load_settings
-from kiln.core.errors import SetupError, StoreFailed
-from kiln.core.settings import Settings, declarations
+from kiln.core.errors import ConfigError, SetupError, StoreFailed
+from kiln.core.settings import Settings, declarations, show_value
 
 # Parameter of a command -> the setting that it is.
 FLAGS: Mapping[str, str] = {
@@ -121,3 +121,11 @@ def download_progress(console: Console, reference: str) -> Iterator[Report]:
             bars.update(tasks[name], completed=done, total=total)
 
         yield report
+
+
+def base_url(url: str) -> str:
+    """The server's address without a path to the API. Raises ConfigError for what is no address."""
+    url = url.rstrip("/").removesuffix("/v1")
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--url is {show_value(url)}: it must begin with http:// or https://")
+    return url

@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from kiln.cli.adapters import adapters
-from kiln.cli.agents import agents
 from kiln.cli.bench import bench
-from kiln.cli.chat import chat
+from kiln.cli.chat.command import chat
 from kiln.cli.config import config
 from kiln.cli.contracts import contracts
-from kiln.cli.keys import keys
-from kiln.cli.memory import memory
+from kiln.cli.manage.adapters import adapters
+from kiln.cli.manage.agents import agents
+from kiln.cli.manage.keys import keys
+from kiln.cli.manage.memory import memory
+from kiln.cli.manage.skills import skills
 from kiln.cli.serve import serve
-from kiln.cli.skills import skills
 
 app = typer.Typer(
     name="kiln",

@@ -15,9 +15,9 @@ from kiln.chat.telemetry.observe import Observers
 from kiln.chat.telemetry.stats import Statistics
 from kiln.cli.access import Access, open_memory
 from kiln.cli.assembly.engines import Assembled, assemble, inline_engine, with_cache
+from kiln.cli.assembly.extensions import load_filter
 from kiln.cli.assembly.models import BUNDLED, describe_model, load_embedder, load_model
 from kiln.cli.assembly.sources import CatalogSource
-from kiln.cli.extensions import load_filter
 from kiln.core.errors import SetupError
 from kiln.core.settings import Settings
 from kiln.engine.ports import Engine

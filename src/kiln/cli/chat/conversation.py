@@ -1,24 +1,21 @@
-"""`kiln chat`: a conversation in the terminal, over HTTP."""
+"""The conversation of `kiln chat`: its history, its commands, and one exchange after the other."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 import httpx
-import typer
 
-from kiln.cli.common import ConfigFlag, complain, notes, plain_errors, settings_from, with_model_file
+from kiln.cli.chat.exchange import ChatError, Exchange, count, error_text, read_events, summarize
+from kiln.cli.chat.interrupts import Interrupts
+from kiln.cli.chat.view import View
+from kiln.cli.common import complain
 from kiln.cli.configuration import parse_text
-from kiln.cli.exchange import ChatError, Exchange, count, error_text, read_events, summarize
-from kiln.cli.interrupts import Interrupts
-from kiln.cli.view import View, choose_view
-from kiln.core.errors import ConfigError
-from kiln.core.settings import BadValue, declarations, show_value
+from kiln.core.settings import BadValue, declarations
 
 CONNECT_TIMEOUT_S = 5.0
 HELP = "/quit ends, /clear forgets the conversation, /budget N|unlimited limits the thinking tokens"
@@ -62,107 +59,12 @@ class Chat:
         return body
 
 
-def chat(
-    prompt: Annotated[
-        str | None, typer.Argument(metavar="PROMPT", help="Ask this, show the answer, and end.")
-    ] = None,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            "--url", help="A running server, as http://127.0.0.1:8420; else one is started in here."
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="PATH|HUBREF|ID",
-            help="The model to load; with --url, the model ID to ask for.",
-        ),
-    ] = None,
-    thinking_budget_tokens: Annotated[
-        str | None,
-        typer.Option("--thinking-budget-tokens", metavar="N|unlimited", help="Thinking tokens at most."),
-    ] = None,
-    thinking_budget_ms: Annotated[
-        str | None,
-        typer.Option("--thinking-budget-ms", metavar="N|unlimited", help="Milliseconds of thinking at most."),
-    ] = None,
-    temperature: Annotated[
-        str | None, typer.Option("--temperature", metavar="X", help="Sampling temperature; 0 is greedy.")
-    ] = None,
-    max_tokens: Annotated[
-        str | None, typer.Option("--max-tokens", metavar="N", help="Completion tokens at most.")
-    ] = None,
-    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")] = None,
-    adapter: Annotated[
-        str | None,
-        typer.Option("--adapter", metavar="NAME", help="LoRA adapter to use; empty for the base model."),
-    ] = None,
-    no_thinking: Annotated[bool, typer.Option("--no-thinking", help="Switch the thinking off.")] = False,
-    config: ConfigFlag = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            "--api-key", metavar="KEY", envvar="KILN_API_KEY", help="With --url, sent as a bearer token."
-        ),
-    ] = None,
-) -> None:
-    """Chat with a model. Ctrl-C stops the thinking first and the answer second."""
-    with plain_errors():
-        chat = Chat(url="", system=system and _encodable(system), thinking=not no_thinking)
-        chat.adapter = adapter and _encodable(adapter)
-        budgets = {"thinking_budget_tokens": thinking_budget_tokens, "thinking_budget_ms": thinking_budget_ms}
-        for name, text in budgets.items():
-            if text is not None:
-                chat.budgets[name] = parse_flag(name, f"server.default_{name}", text)
-        for name, text in {"temperature": temperature, "max_tokens": max_tokens}.items():
-            if text is not None:
-                chat.sampling[name] = parse_flag(name, f"sampling.{name}", text)
-        with ExitStack() as stack:
-            if url is not None:
-                chat.url, chat.model = base_url(url), model
-                chat.api_key = api_key
-            else:
-                chat.url = _start_server(stack, {"model": model, "config": config})
-                chat.trust_env = False  # a proxy has no business between the two halves of one process
-            status = run(chat, prompt, choose_view())
-    raise typer.Exit(status)
-
-
-def parse_flag(name: str, key: str, text: str) -> Any:
-    """The value of a flag by the rules of the setting `key`. Raises ConfigError."""
-    try:
-        return parse_text(declarations()[key], text)
-    except BadValue as allowed:
-        flag = "--" + name.replace("_", "-")
-        raise ConfigError(f"{flag} is {show_value(text)}: it must be {allowed}") from None
-
-
-def base_url(url: str) -> str:
-    """The server's address without a path to the API. Raises ConfigError for what is no address."""
-    url = url.rstrip("/").removesuffix("/v1")
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--url is {show_value(url)}: it must begin with http:// or https://")
-    return url
-
-
-def _start_server(stack: ExitStack, parameters: dict[str, Any]) -> str:
-    from kiln.cli.embedded import embedded_server
-
-    settings = settings_from(parameters)
-    console = notes()
-    settings = with_model_file(settings, console)
-    with console.status(f"loading {settings.model.path or 'the bundled model'}"):
-        return stack.enter_context(embedded_server(settings))
-
-
 def run(chat: Chat, prompt: str | None, view: View) -> int:
     """Ask once, or converse until the user ends it. Gives the exit status."""
     with Interrupts() as interrupts:
         if prompt is None:
             return converse(chat, view, interrupts)
-        exchange = ask(chat, _encodable(prompt), view, interrupts)
+        exchange = ask(chat, encodable(prompt), view, interrupts)
         if exchange is None:
             return 1
         return 130 if exchange.cancelled else 0
@@ -187,7 +89,7 @@ def converse(chat: Chat, view: View, interrupts: Interrupts) -> int:
             view.note("Ctrl-C again, or /quit, ends the chat")
             continue
         warned = False
-        line = _encodable(line.strip())
+        line = encodable(line.strip())
         if line == "/quit":
             return 0
         if line.startswith("/"):
@@ -311,6 +213,6 @@ async def _skip_thinking(client: httpx.AsyncClient, url: str, request_id: str, v
         view.note(f"the server did not cut the thinking short ({answer.status_code}); Ctrl-C stops it all")
 
 
-def _encodable(text: str) -> str:
-    # A terminal may hand over bytes that are no UTF-8; JSON cannot carry them.
+def encodable(text: str) -> str:
+    """The text as JSON can carry it: a terminal may hand over bytes that are no UTF-8."""
     return text.encode("utf-8", "replace").decode("utf-8")

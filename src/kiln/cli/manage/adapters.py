@@ -13,10 +13,9 @@ from typing import IO, Annotated, Any, get_args
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from kiln.cli.adapters_client import AdaptersClient, CommandFailed, Report, archive_of
-from kiln.cli.chat import base_url
-from kiln.cli.common import complain, notes, plain_errors
-from kiln.cli.listing import plain, show_rows
+from kiln.cli.common import base_url, complain, notes, plain_errors
+from kiln.cli.manage.adapters_client import AdaptersClient, CommandFailed, Report, archive_of
+from kiln.cli.manage.listing import plain, show_rows
 from kiln.wire.adapters import MergeMethod
 
 adapters = typer.Typer(

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from kiln.cli.common import ConfigFlag, plain_errors, settings_from
-from kiln.cli.listing import folder_of, invalid, report, show_rows
+from kiln.cli.manage.listing import folder_of, invalid, report, show_rows
 from kiln.skills.agent import SUFFIX
 from kiln.skills.agents import AgentEntry, AgentLibrary
 from kiln.skills.library import SkillLibrary

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from kiln.cli.exchange import Exchange, Phase, Piece, count
+from kiln.cli.chat.exchange import Exchange, Phase, Piece, count
 
 TAIL_LINES = 8
 

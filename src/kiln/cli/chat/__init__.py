@@ -1,0 +1,1 @@
+"""`kiln chat`: a conversation in the terminal, over HTTP."""
