@@ -138,6 +138,12 @@ class TestTelling:
         bench.ledger.tell()
         assert len(told) == 3
 
+    def test_a_long_gap_is_told_when_it_ends(
+        self, bench: Bench, told: list[tuple[list[float], float]]
+    ) -> None:
+        bench.gaps([0.25, 90.0])
+        assert told == [([0.25, 90.0], 1091.25)]
+
     def test_nothing_to_tell(self, bench: Bench, told: list[tuple[list[float], float]]) -> None:
         bench.reckon()
         bench.deliver(1001.0)

@@ -97,6 +97,15 @@ def test_the_decode_window_forgets_after_a_minute(clock: SimpleNamespace) -> Non
     assert (window["gaps"], window["max_itl_ms"], window["truncated"]) == (1, 250.0, False)
 
 
+def test_gaps_that_are_told_late_are_as_old_as_they_are(clock: SimpleNamespace) -> None:
+    statistics = stats.Statistics()
+    statistics.token_gaps(array("d", [0.25]), 1030.0)
+    statistics.token_gaps(array("d", [0.5, 0.5]), 1000.0)
+    clock.now = 1070.0
+    window = statistics.decode_window()
+    assert (window["gaps"], window["max_itl_ms"]) == (1, 250.0)
+
+
 def test_the_decode_window_is_bounded_and_says_so(clock: SimpleNamespace) -> None:
     statistics = stats.Statistics()
     for second in range(20):

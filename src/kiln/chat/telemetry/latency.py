@@ -115,14 +115,14 @@ class LatencyLedger:
             self._tell_at = ready + TELL_EVERY_S
         elif not delivery.replayed:
             self._untold.append(seconds)
-            if ready >= self._tell_at:
-                self.tell()
         self._last = ready
         self._before = step
         self._tokens += 1
         self._delivery_s += delivery_s
         self._queue_s += queue_s
         self._received = now
+        if self._untold and ready >= self._tell_at:
+            self.tell()
         return timing
 
     def tell(self) -> None:

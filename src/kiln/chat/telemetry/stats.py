@@ -43,7 +43,7 @@ class Statistics:
         self._gaps.append((gaps, ended))
         self._gap_count += len(gaps)
         while self._gap_count > WINDOW_GAPS:
-            self._dropped_until = self._gaps[0][1]
+            self._dropped_until = max(self._dropped_until, self._gaps[0][1])
             self._drop()
 
     def choice_ended(self, head: ExchangeHead, report: ChoiceReport) -> None:
@@ -85,7 +85,8 @@ class Statistics:
         since = time.monotonic() - WINDOW_S
         while self._gaps and self._gaps[0][1] < since:
             self._drop()
-        gaps = np.array([gap for part, _ in self._gaps for gap in part]) * 1000
+        # What a slow reader's choice or one that stalled had to tell came late, behind later gaps.
+        gaps = np.array([gap for part, ended in self._gaps if ended >= since for gap in part]) * 1000
         quantiles = np.quantile(gaps, (0.5, 0.9, 0.99)) if len(gaps) else (None, None, None)
         p50, p90, p99 = (None if q is None else float(q) for q in quantiles)
         return {
