@@ -31,6 +31,7 @@ class PacedRunner:
     max_rows = 2048
     can_share = False
     exact_drafts = False
+    adapter_s = 0.0
 
     def __init__(self, n_vocab: int, token: int, sequences: int, kv_cells: int, step_s: float) -> None:
         self.n_vocab = n_vocab

@@ -127,6 +127,19 @@ def test_performance_names_the_adapter(fields: Body, name: str, server: AdapterS
     assert used(answer) == name
 
 
+def test_performance_says_what_changing_the_adapter_took(server: AdapterServer) -> None:
+    def adapter_ms(**fields: Any) -> float:
+        answer = server.api.chat(SUM, include_performance=True, max_tokens=4, **fields)
+        took: float = answer["metadata"]["performance"]["latency"]["phases"]["adapter_ms"]
+        return took
+
+    adapter_ms(adapter="cheerful")
+    changes = [adapter_ms(adapter="calm"), adapter_ms(adapter=None)]
+    stays = [adapter_ms(adapter=None), adapter_ms(adapter=None)]
+    assert min(changes) > 0
+    assert stays == [0, 0]
+
+
 def test_the_default_is_what_requests_get_that_name_none(server: AdapterServer, default: str) -> None:
     assert STYLE in content(server.api.chat(SUM))
     assert used(server.api.chat(SUM, include_performance=True)) == default

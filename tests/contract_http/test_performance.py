@@ -24,6 +24,7 @@ MEASURED = {
     "prefill_ms",
     "decode_ms",
     "sampling_ms",
+    "adapter_ms",
     "response_delivery_ms",
     "handler_queue_ms",
     "unexplained_ms",

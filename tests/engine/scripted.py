@@ -78,6 +78,7 @@ class ScriptedRunner:
         self.first_of_call: list[list[int]] = []
         self.threads: set[int] = {threading.get_ident()}
         self.closed = False
+        self.adapter_s = 0.0
         self.most_cells = 0
         self.before: Callable[[int, ModelCall], None] = lambda index, call: None
         self._holds: list[Hold] = []

@@ -101,6 +101,7 @@ class ScriptedRunner:
         self.kv_cells = KV_CELLS
         self.max_rows = 2048
         self.can_share = self.exact_drafts = False
+        self.adapter_s = 0.0
         # Where each sequence's completion begins.
         self._begins: dict[int, int] = {}
         self._scripts: dict[int, list[Beat] | None] = {}

@@ -55,6 +55,7 @@ class Latency:
     prefill_wall_ms: float | None
     decode_ms: float | None
     sampling_ms: float | None
+    adapter_ms: float | None
     response_delivery_ms: float | None
     handler_queue_ms: float | None
     client_delivery_ms: float | None

@@ -106,7 +106,7 @@ def _to_phases(latency: Latency) -> wire.LatencyPhaseTimings:
         synchronization_ms=None,
         resize_ms=None,
         trim_ms=None,
-        adapter_ms=None,
+        adapter_ms=latency.adapter_ms,
         training_ms=None,
         unexplained_ms=latency.unexplained_ms,
     )

@@ -94,7 +94,7 @@ class Timings:
     """`time.monotonic()` marks of one sequence, and the time that model calls with its rows took.
 
     All in seconds; a mark that is None has not happened. `received` is when the engine thread took the
-    request from the event loop.
+    request from the event loop. `adapter_s` went into loading adapters and changing to its own before calls.
     """
 
     submitted: float
@@ -105,6 +105,7 @@ class Timings:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     sampling_s: float = 0.0
+    adapter_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

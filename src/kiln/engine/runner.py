@@ -70,6 +70,7 @@ class ModelRunner(Protocol):
     `sequences` is how many sequences may be resident, `kv_cells` how many tokens in all,
     `max_rows` the most rows one call may have. `can_share` says whether prefixes can be copied and
     trimmed, `exact_drafts` whether exact rows keep their bits when drafts are verified and trimmed.
+    `adapter_s` is how many seconds of the last call went into loading adapters and putting them in force.
     """
 
     n_vocab: int
@@ -78,6 +79,7 @@ class ModelRunner(Protocol):
     max_rows: int
     can_share: bool
     exact_drafts: bool
+    adapter_s: float
 
     def execute(self, call: ModelCall) -> NDArray[np.float32]:
         """Run a call. Returns logits, shape (wanted rows, n_vocab), in chunk order.

@@ -25,6 +25,7 @@ class Sequence:
 
     __slots__ = (
         "_prompt",
+        "adapter_s",
         "adapters",
         "admitted",
         "cached_tokens",
@@ -75,7 +76,7 @@ class Sequence:
         self.slot: int | None = None
         self.submitted = submitted
         self.received = time.monotonic()
-        self.prefill_s = self.decode_s = self.sampling_s = 0.0
+        self.prefill_s = self.decode_s = self.sampling_s = self.adapter_s = 0.0
         self.admitted: float | None = None
         self.first_token: float | None = None
 
@@ -147,6 +148,7 @@ class Sequence:
                 prefill_s=self.prefill_s,
                 decode_s=self.decode_s,
                 sampling_s=self.sampling_s,
+                adapter_s=self.adapter_s,
             ),
             error=error,
             cached_tokens=self.cached_tokens,

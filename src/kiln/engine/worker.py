@@ -252,6 +252,11 @@ class EngineWorker:
         return True
 
     def _note_time(self, rows: SequenceOf[Sequence], seconds: float, *, is_decode: bool) -> None:
+        adapter_s = self._runner.adapter_s
+        if adapter_s:
+            seconds -= adapter_s
+            for sequence in set(rows):
+                sequence.adapter_s += adapter_s
         if is_decode:
             self._outbox.decode_s += seconds
             for sequence in rows:

@@ -37,7 +37,7 @@ _TOKEN_BUCKETS = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
 _SECOND_BUCKETS = (0, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
 _GAP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5)
 _CALL_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60)
-PHASES = ("tokenization", "queue", "admission", "prefill", "decode", "sampling", "unexplained")
+PHASES = ("tokenization", "queue", "admission", "prefill", "decode", "sampling", "adapter", "unexplained")
 STALL_SECONDS = 0.25
 
 

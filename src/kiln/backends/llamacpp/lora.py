@@ -7,6 +7,7 @@ call (1 to 2 ms for the bundled model, about 10 ms for one of 30 layers), so it 
 from __future__ import annotations
 
 import ctypes
+import time
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,14 @@ class AdapterShelf:
         self._loaded: OrderedDict[str, Any] = OrderedDict()
         self._in_force: AdapterSet = ()
 
-    def use(self, adapters: AdapterSet) -> None:
-        """Put a set in force. Raises AdapterFailed, and leaves the former one in force."""
+    def use(self, adapters: AdapterSet) -> float:
+        """Put a set in force. Returns the seconds that it took, loading included.
+
+        Raises AdapterFailed, and leaves the former one in force.
+        """
         if adapters == self._in_force:
-            return
+            return 0.0
+        started = time.monotonic()
         pointers = [self._load(use.path) for use in adapters]
         # llama.cpp adds the deltas in an order that depends on the order of insertion: `adapter_set` sorts.
         count = len(adapters)
@@ -45,6 +50,7 @@ class AdapterShelf:
         )
         self._in_force = adapters
         self._drop_surplus(keep={use.path for use in adapters})
+        return time.monotonic() - started
 
     def close(self) -> None:
         """Free all adapters; before the context and the model are freed."""

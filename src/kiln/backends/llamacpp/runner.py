@@ -61,11 +61,12 @@ class LlamaRunner:
         self._memory = native.llama_get_memory(self._pointer)
         self._batch = RowBatch(MAX_ROWS + 1)
         self._adapters = AdapterShelf(model.pointer, self._pointer, most=adapters, errors=recent_errors)
+        self.adapter_s = 0.0
         self._exactness = prove_exactness(self)
         self.exact_drafts = self._exactness.holds and self._exactness.with_drafts
 
     def execute(self, call: ModelCall) -> NDArray[np.float32]:
-        self._adapters.use(call.adapters)
+        self.adapter_s = self._adapters.use(call.adapters)
         pad = self._padding if call.exact else None
         wanted, outputs, padded = self._batch.fill(call, pad)
         status = native.llama_decode(self._pointer, self._batch.struct)

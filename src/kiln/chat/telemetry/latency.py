@@ -152,8 +152,9 @@ class LatencyLedger:
         p50, p99, p999 = np.quantile(gaps, (0.5, 0.99, 0.999)) if len(gaps) else (None, None, None)
         threshold = None if p50 is None else max(STALL_FLOOR_S, STALL_FACTOR * float(p50))
         total = time.monotonic() - self._started
-        known = self._prepare_s + timings.prefill_s + timings.decode_s + timings.sampling_s
-        known += _between(timings.submitted, timings.admitted) + self._delivery_s + self._queue_s
+        known = self._prepare_s + _between(timings.submitted, timings.admitted)
+        known += timings.prefill_s + timings.decode_s + timings.sampling_s + timings.adapter_s
+        known += self._delivery_s + self._queue_s
         return Latency(
             emitted_tokens=self._tokens,
             gap_samples=self._gap_count,
@@ -173,6 +174,7 @@ class LatencyLedger:
             prefill_wall_ms=_span(timings.admitted, timings.first_token),
             decode_ms=timings.decode_s * 1000,
             sampling_ms=timings.sampling_s * 1000,
+            adapter_ms=timings.adapter_s * 1000,
             response_delivery_ms=self._delivery_s * 1000,
             handler_queue_ms=self._queue_s * 1000,
             client_delivery_ms=self._client_s * 1000 if streamed else None,
