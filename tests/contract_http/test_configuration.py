@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+
+from kiln.dialects.kiln import decode_chat, to_turn
 
 from .api import BATCH, CHAT, SCORE, Api, Body, model_api, say, texts
 
@@ -103,6 +106,21 @@ class TestConfigHashes:
         assert found["tokenizer_config_hash"] == record["tokenizer"]["config_sha256"]
         assert found["chat_template_hash"] == record["tokenizer"]["chat_template_sha256"]
         assert found["effective_config_hash"] == record["behavior_policy"]["inference_config_sha256"]
+
+    @pytest.mark.parametrize(("mode", "exact"), [("auto", [False, True, True]), ("never", [False] * 3)])
+    def test_which_requests_are_exact(self, api: Api, mode: str, exact: list[bool]) -> None:
+        def is_exact(server: Api, **fields: object) -> bool:
+            body = {"messages": say("1+1=?"), **fields}
+            prepared = server.service.prepare(to_turn(decode_chat(json.dumps(body).encode())))
+            return bool(prepared.requests[0].exact)
+
+        cases: list[Body] = [{}, {"seed": 1}, {"rollout_provenance": True}]
+        with model_api(engine__exact=mode) as server:
+            assert [is_exact(server, **case) for case in cases] == exact
+            config = server.server.client.get("/v1/config").json()
+            assert config["resolved"]["engine"]["exact"] == mode
+            same = hashes_of(server)["effective_config_hash"] == hashes_of(api)["effective_config_hash"]
+            assert same is (mode == "auto")
 
     def test_another_template(self, api: Api, tmp_path: Path) -> None:
         file = tmp_path / "template.jinja"

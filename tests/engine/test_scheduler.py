@@ -223,7 +223,9 @@ class World:
             self.compute(planned)
         drafted = sum(planned.call.rows - len(planned.rows) for planned in step.decode)
         assert drafted == 0 or drafted + len(decoding) <= self.limits.draft_rows
-        budget = self.limits.stall_tokens if decoding else self.limits.step_tokens
+        budget = self.limits.step_tokens
+        if decoding:
+            budget = min(budget, self.limits.stall_tokens)
         assert sum(planned.call.rows for planned in step.prefill) <= min(budget, self.limits.max_rows)
         # Adapters hold for a whole call; a turn is a whole step.
         assert len({planned.call.adapters for planned in (*step.decode, *step.prefill)}) <= 1
@@ -333,7 +335,7 @@ def all_limits(draw: st.DrawFn) -> Limits:
         slots=running + draw(st.integers(1, 3)),
         kv_cells=draw(st.integers(8, 80) | st.integers(80, 200)),
         step_tokens=step_tokens,
-        stall_tokens=draw(st.integers(1, step_tokens)),
+        stall_tokens=draw(st.integers(1, 2 * step_tokens)),
         max_rows=draw(st.integers(max(running, 2), 40)),
         can_share=draw(st.booleans()),
         turn_steps=draw(st.integers(1, 5)),

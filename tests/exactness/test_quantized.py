@@ -8,7 +8,9 @@ from pathlib import Path
 import llama_cpp.llama_cpp as native
 import pytest
 
-from kiln.backends.llamacpp import LlamaModel
+from kiln.backends.exactness import prove_exactness
+from kiln.backends.llamacpp import LlamaModel, LlamaRunner
+from kiln.backends.llamacpp.batch import RowBatch
 from kiln.cli.assembly import load_model
 from kiln.core.settings import Settings
 from kiln.engine.ports import AdapterUse, GenerationRequest
@@ -30,6 +32,19 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     assert native.llama_model_quantize(str(bundled.path).encode(), str(target).encode(), params) == 0
     bundled.close()
     return LlamaModel(target)
+
+
+def test_the_self_test_sees_what_a_row_alone_would_lose(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the dummy row beside it, a row alone is computed otherwise in one way or another."""
+    runner = LlamaRunner(model, sequences=4, kv_cells=1024, threads=2)
+    assert prove_exactness(runner).holds
+    fill = RowBatch.fill
+    monkeypatch.setattr(RowBatch, "fill", lambda self, call, pad: fill(self, call, None))
+    found = prove_exactness(runner)
+    assert not found.holds and "differ by up to" in found.detail
+    runner.close()
 
 
 async def test_alone_and_in_company(model: LlamaModel, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ All are `sha256:` and lower-case hex; structured values are hashed as canonical 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -64,8 +65,13 @@ class ModelIdentity:
             }
         )
 
-    def policy(self, served_id: str, *, context_length: int, threads: int) -> PolicyIdentity:
-        """The whole identity. Hashes the weights: call it off the event loop."""
+    def policy(
+        self, served_id: str, *, context_length: int, threads: int, exactness: Mapping[str, object]
+    ) -> PolicyIdentity:
+        """The whole identity. Hashes the weights: call it off the event loop.
+
+        `exactness` says which requests are computed exactly, and what the self-test found.
+        """
         # What besides weights and tokenizer decides a draw: the arithmetic, and how the engine is set up.
         inference = {
             "backend": f"llama.cpp through llama-cpp-python {PINNED}",
@@ -73,6 +79,7 @@ class ModelIdentity:
             "context_length": context_length,
             "threads": threads,
             "exact_rows": EXACT_ROWS,
+            "exactness": exactness,
         }
         return PolicyIdentity(
             served_model_id=served_id,

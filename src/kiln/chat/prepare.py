@@ -257,7 +257,7 @@ def _to_requests(prepared: Prepared, model: ServedModel) -> tuple[GenerationRequ
 
 
 def _is_exact(turn: ChatTurn, model: ServedModel) -> bool:
-    return turn.provenance or model.exact == "always" or (model.exact == "auto" and turn.seed is not None)
+    return model.exact == "always" or (model.exact == "auto" and (turn.provenance or turn.seed is not None))
 
 
 def _is_cacheable(prepared: Prepared) -> bool:

@@ -59,7 +59,7 @@ def prepare_scoring(
         max_tokens=1,
         sampling=SamplingParams(),
         seed=0,
-        exact=True,
+        exact=model.exact != "never",
         scores=ScoreSpec(top_k),
         scope=adapters.scope if adapters is not None else "",
         adapters=() if adapters is None else tuple(AdapterUse(*use) for use in adapters.uses),

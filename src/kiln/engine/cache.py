@@ -2,8 +2,8 @@
 
 It wraps an engine and looks only at generation requests marked `cacheable`, which the use case sets
 for greedy or seeded ones without a time budget, provenance or performance metadata. Such requests are
-computed exactly, so that a hit is what the engine would have said. Several subscribers of one running
-generation hear it live; the last that leaves cancels it.
+computed exactly, unless nothing is, so that a hit is what the engine would have said. Several subscribers
+of one running generation hear it live; the last that leaves cancels it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from kiln.engine.ports import (
 class CachingEngine:
     """Implements the `Engine` port over another one. `entries` finished generations are kept, LRU."""
 
-    def __init__(self, engine: Engine, entries: int) -> None:
+    def __init__(self, engine: Engine, entries: int, *, exact: bool = True) -> None:
         self._engine = engine
+        self._exact = exact
         self._entries = entries
         self._finished: OrderedDict[Hashable, tuple[list[TokenEvent], GenerationEnd]] = OrderedDict()
         self._flights: dict[Hashable, _Flight] = {}
@@ -85,7 +86,7 @@ class CachingEngine:
         return _Subscription(self, flight)
 
     def _take_off(self, key: Hashable, request: GenerationRequest) -> _Flight:
-        flight = _Flight(key, request, self._engine.submit(replace(request, exact=True)), self._land)
+        flight = _Flight(key, request, self._engine.submit(replace(request, exact=self._exact)), self._land)
         self._flights[key] = flight
         return flight
 

@@ -91,7 +91,7 @@ class BatchingEngine(EngineFrontend):
                 hand_over(started.set_exception, error)
                 return
             try:
-                self._facts = runner.describe()
+                self._facts = {**runner.describe(), "isolation": "inline"}
                 worker = EngineWorker(
                     runner,
                     self._pieces,

@@ -80,7 +80,8 @@ def assemble(settings: Settings) -> Assembled:
     inline = settings.engine.mode == "inline"
     llama = load_model(settings, vocabulary_only=not inline)
     try:
-        model = describe_model(settings, llama)
+        model = describe_model(settings, llama, lambda: engine.facts)
+        engine: Engine
         if inline:
             engine = inline_engine(settings, llama, model, lambda: _make_runner(settings, llama, model))
         else:
@@ -93,7 +94,8 @@ def assemble(settings: Settings) -> Assembled:
 
 def with_cache(settings: Settings, llama: LlamaModel, model: ServedModel, engine: Engine) -> Assembled:
     entries = settings.engine.completion_cache
-    cache = CachingEngine(engine, entries) if entries > 0 else None
+    exact = settings.engine.exact != "never"
+    cache = CachingEngine(engine, entries, exact=exact) if entries > 0 else None
     return Assembled(settings, llama, model, engine if cache is None else cache, cache)
 
 

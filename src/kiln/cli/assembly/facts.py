@@ -45,6 +45,7 @@ def facts(
             "kv_cells": kv_cells,
             "host_cache_mib": host_cache_bytes(settings) // 2**20,
             "parallel": settings.engine.parallel,
+            "exact": settings.engine.exact,
             "threads": threads,
         },
         "thinking": {
@@ -73,4 +74,5 @@ def _sampling_sources(settings: Settings, file: ModelFile) -> dict[str, str]:
             sources[name] = settings.sources.get(f"sampling.{name}", "default")
         else:
             sources[name] = "model" if getattr(carried, name) is not None else "default"
+    sources["max_tokens"] = settings.sources.get("sampling.max_tokens", "default")
     return sources

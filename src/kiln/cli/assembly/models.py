@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -55,8 +56,15 @@ def load_embedder(settings: Settings) -> Embedder | None:
     return LlamaEmbedder(path, pooling=settings.embedding.pooling, threads=threads(settings))
 
 
-def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
-    """What the use cases need to know about the loaded model."""
+def describe_model(
+    settings: Settings,
+    llama: LlamaModel,
+    engine_facts: Callable[[], Mapping[str, object]] = dict,
+) -> ServedModel:
+    """What the use cases need to know about the loaded model.
+
+    `engine_facts` are those of the engine that will compute it, once it has started.
+    """
     from kiln.backends.identity import ModelIdentity
 
     source = _template_source(settings, llama)
@@ -101,7 +109,10 @@ def describe_model(settings: Settings, llama: LlamaModel) -> ServedModel:
         thinking_default=settings.server.default_thinking_enabled,
         policy=cache(
             lambda: identity.policy(
-                served_id, context_length=context_length(settings, llama), threads=threads(settings)
+                served_id,
+                context_length=context_length(settings, llama),
+                threads=threads(settings),
+                exactness={"requests": settings.engine.exact, "self_test": engine_facts().get("exactness")},
             )
         ),
         longest_piece=max(1, *(len(piece) for piece in llama.pieces)),

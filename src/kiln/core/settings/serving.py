@@ -146,7 +146,11 @@ class EngineSettings:
     )
     step_tokens: int = setting(512, "Prompt tokens evaluated in one engine step at most.", low=1, high=2048)
     stall_tokens: int = setting(
-        128, "The same while other requests decode: what a long prompt may delay them.", low=1, high=2048
+        128,
+        "The same while other requests decode: what a long prompt may delay them."
+        " Never more than step_tokens.",
+        low=1,
+        high=2048,
     )
     retain_tokens: int = setting(
         0,
@@ -175,7 +179,9 @@ class EngineSettings:
     )
     exact: str = setting(
         "auto",
-        "Which requests are computed exactly: `auto` those with a seed and those that need it.",
+        "Which requests are computed exactly, whatever runs beside them: `auto` those with a seed, rollouts"
+        " with provenance, scored prompts and what the completion cache keeps; `always` all; `never` none, so"
+        " that a seed repeats only while nothing else is served.",
         choices=("auto", "always", "never"),
     )
     max_queue: int = setting(256, "Requests that may wait for a free sequence at most.", low=0)

@@ -96,8 +96,10 @@ class Planner:
         free -= sum(len(tokens) for _, tokens in drafted)
         # Those that decode in other groups wait for this step too.
         stalls = any(s.is_decoding for s in self.running)
-        budget = self.limits.stall_tokens if stalls else self.limits.step_tokens
-        draft = Draft(Step(turn=group), group, free, min(budget, self.limits.max_rows))
+        budget = min(self.limits.step_tokens, self.limits.max_rows)
+        if stalls:
+            budget = min(budget, self.limits.stall_tokens)
+        draft = Draft(Step(turn=group), group, free, budget)
         prefilling = [s for s in own if not s.is_decoding]
         for sequence in prefilling[:1]:
             # Half of the step is for those behind it: a short prompt need not wait for all of a long one.
