@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from contract.validators import validate_error
-from servers.server import chat_body, wait_until
+from servers.server import chat_body, metric, wait_until
 
 from .conftest import Site
 
@@ -189,6 +189,10 @@ class TestLimits:
         assert [closed.ask(headers).status_code for _ in range(3)] == [200, 200, 429]
         refused = closed.ask(headers)
         assert code_of(refused) == "rate_limit_exceeded"
+        assert closed.ask({}).status_code == 401
+        page = httpx.get(f"{closed.server.url}/metrics", headers=headers).text
+        assert metric(page, "kiln_refused_turns_total", code="rate_limit_exceeded") >= 2
+        assert metric(page, "kiln_refused_turns_total", code="missing_api_key") >= 1
         assert 1 <= int(refused.headers["retry-after"]) <= 60
         assert httpx.get(f"{closed.server.url}/v1/models", headers=headers).status_code == 200
 

@@ -298,11 +298,17 @@ class ChatService:
         exchange.timer = self._limit(exchange.fail, entered)
         return exchange
 
-    async def score(self, request: GenerationRequest, *, entered: float) -> tuple[PositionScore, ...]:
-        """Run a scoring request. Raises the KilnError that it failed with."""
+    async def score(
+        self, request: GenerationRequest, *, entered: float, on_begin: Callable[[], None] = lambda: None
+    ) -> tuple[PositionScore, ...]:
+        """Run a scoring request; `on_begin` is called once the engine has it.
+
+        Raises the KilnError that it failed with.
+        """
         if self._draining:
             raise ShuttingDown("the server is shutting down")
         generation = self.engine.submit(request)
+        on_begin()
         self._scoring += 1
         positions: list[PositionScore] = []
         timer = self._limit(generation.cancel, entered)

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from kiln.chat.catalog import Lease
 from kiln.chat.service import ChatService
 from kiln.core.errors import ModelNotFound
+from kiln.http.counting import note_begun
 from kiln.http.sse import unless_disconnected
 from kiln.http.state import ServerState
 
@@ -34,7 +35,8 @@ async def admitted(
     decode: Callable[[], W],
     prepare: Callable[[W, ChatService], P],
 ) -> AsyncIterator[tuple[ChatService, P]]:
-    """The service and what `prepare` made for it; start the exchange inside the context.
+    """The service and what `prepare` made for it; start the exchange inside the context. Where that has
+    gone well the turn has begun.
 
     Both functions run on a worker thread, in one go where the model is loaded. The body must have been
     read. Raises what they raise, ModelNotFound, ModelUnavailable, and ClientDisconnect.
@@ -64,6 +66,7 @@ async def admitted(
 
     try:
         yield await unless_disconnected(request.receive, admit())
+        note_begun(request)
     finally:
         held.release()
 

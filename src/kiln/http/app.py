@@ -9,8 +9,9 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from kiln.http.counting import counting
 from kiln.http.guard import Guard
 from kiln.http.openapi import document
 from kiln.http.problems import EXCEPTION_HANDLERS
@@ -96,7 +97,7 @@ def build_app(start: Callable[[], Awaitable[ServerState]], *, cors_origins: Sequ
             await state.toolbox.aclose()
             await state.access.book.close()
 
-    middleware = [Middleware(CountResponses)]
+    middleware: list[Middleware] = []
     if cors_origins:
         # Before the guard: a browser asks for leave without a key, and may read why it was refused.
         middleware.append(
@@ -117,28 +118,13 @@ def build_app(start: Callable[[], Awaitable[ServerState]], *, cors_origins: Sequ
 
 
 class _App(Starlette):
-    """Notes the server's own `send`: what streams many small pieces may leave out every layer in between,
-    once its response has begun."""
+    """Counts responses outside all layers, Starlette's own included, which answers what nobody expected.
+
+    It also notes the server's own `send`: what streams many small pieces may leave out every layer in
+    between, once its response has begun."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[DIRECT_SEND] = send
+        if scope["type"] == "http":
+            scope[DIRECT_SEND] = send
+            send = counting(scope, send, self.state.kiln.metrics)
         await super().__call__(scope, receive, send)
-
-
-class CountResponses:
-    """Counts responses by status class, without touching what passes through."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def counting_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                scope["app"].state.kiln.metrics.response_sent(message["status"])
-            await send(message)
-
-        await self._app(scope, receive, counting_send)

@@ -85,7 +85,9 @@ class Metrics:
         self._connections = self._counter(
             "kiln_refused_connections", "Connections closed before a request was taken from them.", ("code",)
         )
-        self._refused = self._counter("kiln_refused_turns", "Turns refused before they began.", ("code",))
+        self._refused = self._counter(
+            "kiln_refused_turns", "Requests for a turn that were refused before it began.", ("code",)
+        )
         self._phases = self._counter(
             "kiln_phase_seconds", "Time of finished completions by phase.", ("phase",)
         )
@@ -160,7 +162,11 @@ class Metrics:
             self._stalls.labels(reason).inc(count)
 
     def turn_refused(self, budget: Budget, error: KilnError) -> None:
-        self._refused.labels(error.code).inc()
+        """Its request is counted where it is answered, once, whatever refused it."""
+
+    def refused(self, code: str) -> None:
+        """A request was answered with an error before its turn began."""
+        self._refused.labels(code).inc()
 
     def tool_called(self, kind: CallKind, end: CallEnd, seconds: float | None) -> None:
         """A call that kiln answered itself ended. `seconds` is None where nothing was run."""

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from kiln.core.errors import InternalError, KilnError, MethodNotAllowed, RouteNotFound, StoreFailed
 from kiln.core.text import shorten
+from kiln.http.counting import note_error
 from kiln.http.refusal import Refusal
 from kiln.wire.problems import ErrorBody, ErrorResponse
 
@@ -42,6 +43,7 @@ def error_response(request: Request, error: KilnError, headers: dict[str, str] |
         # Where the server keeps its files is for its operator to know.
         log.error("%s", error.message)
         error = StoreFailed("the store of keys and memory cannot be used")
+    note_error(request, error)
     native = request.url.path.startswith("/lmkit/")
     headers = dict(headers or {})
     if error.retry_after_s is not None:

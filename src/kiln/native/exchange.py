@@ -73,6 +73,11 @@ class NativeExchange:
         # A task that is cancelled before it began runs nothing of its own.
         self._task.add_done_callback(lambda _: self._end())
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether an engine has taken its first round."""
+        return self._skipping.has_begun
+
     async def events(self) -> AsyncGenerator[list[NativeEvent]]:
         """Events as they come, the Summary last; nothing at all after each SILENCE_S of a streamed one.
 

@@ -30,6 +30,8 @@ class Skipping:
     def __init__(self) -> None:
         self._current: Exchange | None = None
         self._waits = False
+        # Whether a generation has ever begun.
+        self.has_begun = False
 
     def ask(self) -> None:
         """Of the round that runs; between rounds, and before the first, of the next one."""
@@ -40,6 +42,7 @@ class Skipping:
 
     def enter(self, exchange: Exchange) -> None:
         self._current = exchange
+        self.has_begun = True
         if self._waits:
             self._waits = False
             exchange.skip_thinking()

@@ -22,6 +22,7 @@ from kiln.dialects.scoring import decode_scoring, to_scoring_response
 from kiln.engine.ports import GenerationRequest
 from kiln.http.admission import admitted
 from kiln.http.body import read_json_body
+from kiln.http.counting import note_begun
 from kiln.http.sse import unless_disconnected
 from kiln.http.state import ServerState
 from kiln.wire.completions import BatchCompletionRequest, TextCompletionRequest
@@ -87,7 +88,8 @@ async def score_prompt(request: Request) -> Response:
     async with admitted(state, request, lambda: decode_scoring(body), prepare) as (service, made):
         scoring, address = made
         try:
-            positions = await unless_disconnected(request.receive, service.score(scoring, entered=entered))
+            run = service.score(scoring, entered=entered, on_begin=lambda: note_begun(request))
+            positions = await unless_disconnected(request.receive, run)
         except ClientDisconnect:
             return Response(status_code=499)
         model = service.model

@@ -18,6 +18,7 @@ from kiln.dialects.lmkit import decode_native, files_of, to_native
 from kiln.dialects.lmkit_reply import EventEncoder, to_response
 from kiln.dialects.validate import decode
 from kiln.http.body import read_json_body
+from kiln.http.counting import note_begun
 from kiln.http.guard import caller_of
 from kiln.http.problems import native_error_body
 from kiln.http.sse import EventStream, Write, unless_disconnected
@@ -58,6 +59,7 @@ async def native_chat(request: Request) -> Response:
         return Response(status_code=499)
     finally:
         exchange.abandon()
+        _note(request, exchange)
     # With log-probabilities it may be large.
     answer = await asyncio.to_thread(lambda: msgspec.json.encode(to_response(summary, happened)))
     return Response(answer, media_type="application/json")
@@ -85,6 +87,7 @@ async def _read(state: ServerState, body: bytes) -> tuple[NativeChat, Surroundin
 
 async def _stream(request: Request, exchange: NativeExchange, encoder: EventEncoder) -> Response:
     """Answer with a stream. A failure before the first event is still a plain HTTP error."""
+    state: ServerState = request.app.state.kiln
     events = exchange.events()
     try:
         first = await unless_disconnected(request.receive, _next(events))
@@ -93,7 +96,14 @@ async def _stream(request: Request, exchange: NativeExchange, encoder: EventEnco
         return Response(status_code=499)
     except BaseException:
         exchange.abandon()
+        _note(request, exchange)
         raise
+
+    async def fail(error: KilnError, write: Write) -> None:
+        if not exchange.has_begun:
+            # While a model was loaded for it: the status line is out, and knows nothing of this.
+            state.metrics.refused(error.code)
+        await write(_error_event(error))
 
     async def pump(write: Write) -> None:
         try:
@@ -107,14 +117,19 @@ async def _stream(request: Request, exchange: NativeExchange, encoder: EventEnco
                 else:
                     await write(encoder.encode(batch))
         except KilnError as error:
-            await write(_error_event(error))
+            await fail(error, write)
         except Exception:
             log.exception("a native stream failed")
-            await write(_error_event(InternalError("the server failed while streaming")))
+            await fail(InternalError("the server failed while streaming"), write)
         finally:
             exchange.abandon()
 
     return EventStream(pump)
+
+
+def _note(request: Request, exchange: NativeExchange) -> None:
+    if exchange.has_begun:
+        note_begun(request)
 
 
 async def _next(events: AsyncIterator[list[NativeEvent]]) -> list[NativeEvent]:
