@@ -82,7 +82,9 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 async def on_unexpected(request: Request, error: Exception) -> Response:
     log.error("unexpected error on %s", request.url.path, exc_info=error)
-    return error_response(request, InternalError("the server failed while handling the request"))
+    # Starlette raises the error again, whereupon uvicorn closes the connection: nothing should be sent on it.
+    headers = {"connection": "close"}
+    return error_response(request, InternalError("the server failed while handling the request"), headers)
 
 
 async def on_disconnect(request: Request, error: Exception) -> Response:
