@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Literal, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from kiln.chat.seat import Lease, LoadedModel, LoadProgress, ModelPlan, ModelSource, Narrate, Seat, State
 from kiln.chat.service import ChatService, Exchange
 from kiln.core.errors import (
     InternalError,
@@ -31,72 +29,7 @@ from kiln.engine.ports import EngineStats
 
 log = logging.getLogger(__name__)
 
-State = Literal["loaded", "loading", "available"]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadProgress:
-    """How far a model is. `done` and `total` are bytes; None where nobody knows."""
-
-    phase: Literal["downloading", "loading"]
-    done: int | None = None
-    total: int | None = None
-
-
-Narrate = Callable[[LoadProgress], None]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model that serves. `size` is what its weights and KV cache take, in bytes."""
-
-    service: ChatService
-    facts: dict[str, Any]
-    size: int
-
-
-class ModelPlan(Protocol):
-    """A model whose file is here. `size` as in LoadedModel."""
-
-    size: int
-
-    async def start(self) -> LoadedModel:
-        """Load the weights. Raises the SetupError that it failed with, having freed everything."""
-        ...
-
-    async def discard(self) -> None:
-        """Free what the plan holds, without starting it."""
-        ...
-
-
-class ModelSource(Protocol):
-    """Where a model of the catalog comes from."""
-
-    async def fetch(self, narrate: Narrate) -> ModelPlan:
-        """Have the file here, downloading it if need be. Raises a SetupError; stops when cancelled."""
-        ...
-
-
-class Lease:
-    """The right to a loaded model's service. Release it when the exchange has started or failed."""
-
-    def __init__(self, seat: _Seat, service: ChatService) -> None:
-        self.service = service
-        self._seat: _Seat | None = seat
-
-    def release(self) -> None:
-        """Idempotent. May be called on any thread."""
-        seat, self._seat = self._seat, None
-        if seat is not None:
-            seat.give_back()
-
-    def __enter__(self) -> ChatService:
-        return self.service
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
+_POLL_S = 0.02
 
 
 class ModelCatalog:
@@ -115,9 +48,9 @@ class ModelCatalog:
         memory_limit: int | None = None,
     ) -> None:
         self.created = int(time.time())
-        self._default = _Seat(default_id, None)
+        self._default = Seat(default_id, None)
         self._default.loaded = default
-        self._seats = {default_id: self._default, **{name: _Seat(name, s) for name, s in sources.items()}}
+        self._seats = {default_id: self._default, **{name: Seat(name, s) for name, s in sources.items()}}
         self._memory_limit = memory_limit
         self._making_room = asyncio.Lock()
         self._closed = False
@@ -195,7 +128,7 @@ class ModelCatalog:
             if seat.loaded is not None:
                 await seat.loaded.service.close()
 
-    def _seat(self, model: str | None) -> _Seat:
+    def _seat(self, model: str | None) -> Seat:
         if model is None:
             return self._default
         seat = self._seats.get(model)
@@ -203,7 +136,7 @@ class ModelCatalog:
             raise ModelNotFound(f"the model {shorten(model)} is not served here", param="model")
         return seat
 
-    async def _wait_for_load(self, seat: _Seat, narrate: Narrate | None) -> None:
+    async def _wait_for_load(self, seat: Seat, narrate: Narrate | None) -> None:
         """Join the load of a seat, or begin it. The last who leaves breaks it off."""
         if seat.load is None:
             seat.load = asyncio.create_task(self._load(seat))
@@ -220,7 +153,7 @@ class ModelCatalog:
                 load.cancel()
                 seat.load = None
 
-    async def _load(self, seat: _Seat) -> None:
+    async def _load(self, seat: Seat) -> None:
         """Fetch, make room, start. Whatever fails, fails for those who wait and for nobody else."""
         assert seat.source is not None
         plan: ModelPlan | None = None
@@ -252,7 +185,7 @@ class ModelCatalog:
             if plan is not None:
                 await plan.discard()
 
-    async def _make_room(self, seat: _Seat, size: int) -> None:
+    async def _make_room(self, seat: Seat, size: int) -> None:
         """Unload models that are idle, those used longest ago first, until `size` bytes fit the limit."""
         limit = self._memory_limit
         if limit is None:
@@ -275,83 +208,11 @@ class ModelCatalog:
     def _taken(self) -> int:
         return sum(s.reserved + (s.loaded.size if s.loaded is not None else 0) for s in self._seats.values())
 
-    async def _unload(self, seat: _Seat) -> None:
+    async def _unload(self, seat: Seat) -> None:
         loaded = seat.take_out()
         if loaded is not None:
             log.info("the model %s is unloaded to make room", seat.id)
             await loaded.service.close()
-
-
-class _Seat:
-    """One model of the catalog: what is loaded of it, who holds it, who waits for it."""
-
-    def __init__(self, model_id: str, source: ModelSource | None) -> None:
-        self.id = model_id
-        self.source = source
-        self.loaded: LoadedModel | None = None
-        self.load: asyncio.Task[None] | None = None
-        # Bytes that a load in progress has been granted.
-        self.reserved = 0
-        self.used = 0.0
-        self._holds = 0
-        self._lock = threading.Lock()
-        self._waiters: dict[object, Narrate | None] = {}
-        self._told: LoadProgress | None = None
-
-    @property
-    def state(self) -> State:
-        if self.loaded is not None:
-            return "loaded"
-        return "available" if self.load is None else "loading"
-
-    @property
-    def is_idle(self) -> bool:
-        with self._lock:
-            return self.loaded is not None and self._holds == 0 and self.loaded.service.is_idle
-
-    def try_lease(self) -> Lease | None:
-        with self._lock:
-            if self.loaded is None:
-                return None
-            self._holds += 1
-            self.used = time.monotonic()
-            return Lease(self, self.loaded.service)
-
-    def give_back(self) -> None:
-        with self._lock:
-            self._holds -= 1
-            self.used = time.monotonic()
-
-    def take_out(self) -> LoadedModel | None:
-        """Empty the seat, unless somebody took a lease in the meantime."""
-        with self._lock:
-            if self.loaded is None or self._holds > 0 or not self.loaded.service.is_idle:
-                return None
-            loaded, self.loaded = self.loaded, None
-            return loaded
-
-    def join(self, narrate: Narrate | None) -> object:
-        waiter = object()
-        self._waiters[waiter] = narrate
-        if narrate is not None and self._told is not None:
-            narrate(self._told)
-        return waiter
-
-    def leave(self, waiter: object) -> bool:
-        """Whether that was the last one."""
-        del self._waiters[waiter]
-        if not self._waiters:
-            self._told = None
-        return not self._waiters
-
-    def tell(self, progress: LoadProgress) -> None:
-        self._told = progress
-        for narrate in self._waiters.values():
-            if narrate is not None:
-                narrate(progress)
-
-
-_POLL_S = 0.02
 
 
 def sum_stats(stats: Iterable[EngineStats]) -> EngineStats:

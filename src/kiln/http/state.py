@@ -11,7 +11,7 @@ from kiln.chat.remembering.memory import Memory
 from kiln.chat.service import ChatService
 from kiln.chat.telemetry.stats import Statistics
 from kiln.core.settings import FilesSettings, Settings
-from kiln.dialects.kiln import ReplyOptions
+from kiln.dialects.kiln_reply import ReplyOptions
 from kiln.http.guard import AccessPolicy
 from kiln.http.metrics import Metrics
 from kiln.native.exchange import Means

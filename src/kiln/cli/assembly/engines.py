@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kiln.chat.catalog import LoadedModel
+from kiln.chat.seat import LoadedModel
 from kiln.chat.served import ServedModel
 from kiln.chat.service import ChatService
 from kiln.chat.telemetry.observe import Observer

@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from kiln.chat.prepare import Prepared
 from kiln.chat.service import ChatService
-from kiln.dialects.kiln import ChunkEncoder, ReplyOptions, decode_chat, to_response, to_turn
+from kiln.dialects.kiln import decode_chat, to_turn
+from kiln.dialects.kiln_reply import ChunkEncoder, ReplyOptions, to_response
 from kiln.http.admission import admitted
 from kiln.http.body import read_json_body
 from kiln.http.sse import unless_disconnected
