@@ -11,7 +11,7 @@ import pytest
 
 from servers.raw import posted
 from servers.scripted import Stage
-from servers.server import wait_until
+from servers.server import chat_body, wait_until
 
 from .api import BATCH, CHAT, UNTRUNCATED, Api, Body, model_api, say, texts
 
@@ -219,10 +219,12 @@ class TestFailures:
 
     def test_a_full_queue(self) -> None:
         with model_api(engine__parallel=1, engine__max_queue=2) as narrow:
-            body = {"prompts": [say("1+1=?")], "n": 4}
-            response = narrow.send(BATCH, body)
+            with posted(narrow.server.url, CHAT, chat_body(max_tokens=4000, ignore_eos=True)):
+                wait_until(lambda: narrow.stats.running == 1, "the request runs")
+                response = narrow.send(BATCH, {"prompts": [say("1+1=?")], "n": 3})
             assert response.status_code == 429
             assert response.headers["retry-after"]
+            narrow.server.wait_idle()
             assert narrow.stats.waiting == 0
             assert len(narrow.batch("1+1=?", n=3, max_tokens=2)["completions"]) == 3
 

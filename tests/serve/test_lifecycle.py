@@ -147,7 +147,10 @@ class TestQueue:
 
     def test_choices_are_counted_one_by_one(self, narrow_server: Server) -> None:
         assert narrow_server.post(n=8, max_tokens=4).status_code == 200
-        response = narrow_server.post(n=20, max_tokens=4)
+        with posted(narrow_server.url, traffic.CHAT, chat_body(max_tokens=4000, ignore_eos=True)):
+            wait_until(lambda: narrow_server.metric("kiln_engine_running") == 1, "the request runs")
+            assert narrow_server.post(n=9, max_tokens=4).status_code == 200
+            response = narrow_server.post(n=10, max_tokens=4)
         assert response.status_code == 429
         assert response.headers["retry-after"]
         narrow_server.wait_idle()

@@ -20,7 +20,7 @@ from kiln.chat.telemetry.observe import ChoiceReport, Observer
 from kiln.chat.workers import Workers
 from kiln.core.access import current_owner
 from kiln.core.completion import ChoiceEnd, Completion, ExchangeEvent, ExchangeHead
-from kiln.core.errors import InvalidAdapter, KilnError, RequestTimedOut, ShuttingDown
+from kiln.core.errors import InvalidAdapter, InvalidField, KilnError, RequestTimedOut, ShuttingDown
 from kiln.core.scoring import PositionScore
 from kiln.core.tokens import FinishReason
 from kiln.core.turn import ChatTurn
@@ -248,10 +248,25 @@ class ChatService:
     def prepare(self, turn: ChatTurn) -> Prepared:
         """Synchronous; call it through `in_worker`."""
         try:
-            return prepare(turn, self.model)
+            prepared = prepare(turn, self.model)
+            self.ensure_possible(len(prepared.requests), "n")
+            return prepared
         except KilnError as error:
             self._observer.turn_refused(budget_of(turn, self.model), error)
             raise
+
+    def ensure_possible(self, count: int, param: str) -> None:
+        """Raise InvalidField for more generations than there will ever be places for; `param` is to blame.
+
+        Any thread may ask. Whether there are places now says the engine's `ensure_room`.
+        """
+        if count > self.engine.room:
+            raise InvalidField(
+                f"the request needs {count} places at once, but no more than {self.engine.room} may run and"
+                " wait here",
+                param=param,
+                hint="Split it into several requests, or raise engine.max_queue or engine.parallel.",
+            )
 
     @contextlib.contextmanager
     def joined(self, fail: Callable[[KilnError], None]) -> Iterator[None]:

@@ -64,6 +64,10 @@ class CachingEngine:
     def stats(self) -> EngineStats:
         return self._engine.stats()
 
+    @property
+    def room(self) -> int:
+        return self._engine.room
+
     def ensure_room(self, count: int) -> None:
         self._engine.ensure_room(count)
 

@@ -46,9 +46,13 @@ class EngineFrontend(ABC):
     def stats(self) -> EngineStats:
         return self._stats
 
-    def ensure_room(self, count: int) -> None:
+    @property
+    def room(self) -> int:
         # Requests that find a free place need not wait, so they do not count against the queue.
-        if len(self._generations) + count > self._limits.parallel + self._max_queue:
+        return self._limits.parallel + self._max_queue
+
+    def ensure_room(self, count: int) -> None:
+        if len(self._generations) + count > self.room:
             raise QueueFull(
                 f"{len(self._generations)} requests are running or waiting;"
                 f" {self._limits.parallel} may run and {self._max_queue} wait"

@@ -234,6 +234,11 @@ class Engine(Protocol):
         """Queue a request. Raises QueueFull, or EngineFailed when the engine is gone."""
         ...
 
+    @property
+    def room(self) -> int:
+        """How many requests may run and wait together when there are no others."""
+        ...
+
     def ensure_room(self, count: int) -> None:
         """Raise QueueFull unless `count` more requests may wait."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -31,7 +32,7 @@ def native_error_body(error: KilnError) -> bytes:
 
     It has no place for the field and the remedy, so the message says both.
     """
-    named = error.param is None or error.param in error.message
+    named = error.param is None or re.search(rf"(?<!\w){re.escape(error.param)}(?!\w)", error.message)
     message = error.message if named else f"`{error.param}`: {error.message}"
     if error.hint is not None:
         message = f"{message.rstrip('.')}. {error.hint}"

@@ -184,7 +184,11 @@ class EngineSettings:
         " that a seed repeats only while nothing else is served.",
         choices=("auto", "always", "never"),
     )
-    max_queue: int = setting(256, "Requests that may wait for a free sequence at most.", low=0)
+    max_queue: int = setting(
+        256,
+        "Requests that may wait for a free sequence at most; one that needs more places by itself is a 400.",
+        low=0,
+    )
     completion_cache: int = setting(
         0, "Finished greedy or seeded generations kept to be given again; 0 computes each anew.", low=0
     )

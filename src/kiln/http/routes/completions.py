@@ -34,7 +34,9 @@ async def batch_completions(request: Request) -> Response:
     body = await read_json_body(request)
 
     def prepare(wire: BatchCompletionRequest, service: ChatService) -> list[Prepared]:
-        return [_prepare_prompt(service, turn, index) for index, turn in enumerate(to_turns(wire))]
+        prepared = [_prepare_prompt(service, turn, index) for index, turn in enumerate(to_turns(wire))]
+        service.ensure_possible(sum(len(p.requests) for p in prepared), "prompts")
+        return prepared
 
     async with admitted(state, request, lambda: decode_batch(body), prepare) as (service, prepared):
         service.engine.ensure_room(sum(len(p.requests) for p in prepared))

@@ -17,6 +17,7 @@ from kiln.chat.interleave import interleaved
 from kiln.chat.prepare import Prepared, tokens_of
 from kiln.chat.raw import read_raw, text_of
 from kiln.chat.scoring import prepare_scoring
+from kiln.chat.served import ServedModel
 from kiln.chat.service import ChatService, Exchange
 from kiln.core.completion import ChoiceEnd, ExchangeEvent, TextDelta
 from kiln.core.errors import RequestError
@@ -46,14 +47,22 @@ class _Plan:
     scorings: list[GenerationRequest | None]
     texts: list[str]
 
+    @property
+    def scored(self) -> int:
+        return sum(scoring is not None for scoring in self.scorings)
+
+    @property
+    def places(self) -> int:
+        """How many sequences of the engine it takes."""
+        return self.scored + sum(len(p.requests) for p in self.prepared)
+
 
 async def completions(request: Request) -> Response:
     state: ServerState = request.app.state.kiln
     entered = time.monotonic()
     body = await read_json_body(request)
     async with admitted(state, request, lambda: decode_text(body), _plan) as (service, plan):
-        scored = sum(scoring is not None for scoring in plan.scorings)
-        service.engine.ensure_room(scored + sum(len(p.requests) for p in plan.prepared))
+        service.engine.ensure_room(plan.places)
         exchanges = [service.start(p, entered=entered) for p in plan.prepared]
     counting = counting_of(state, service)
 
@@ -65,7 +74,7 @@ async def completions(request: Request) -> Response:
         scores = await unless_disconnected(request.receive, _score(service, plan, entered))
         encoder = _encoder(service, plan, exchanges, scores, counting)
         if plan.reply.stream:
-            if scored:
+            if plan.scored:
                 await service.in_worker(encoder.open)
             events = _merged([events_of(state, e) for e in exchanges], plan.reply.choices)
             return await stream_events(request, events, encoder, abandon)
@@ -99,13 +108,18 @@ def _plan(request: wire.TextRequest, service: ChatService) -> _Plan:
             )
             for p in prepared
         ]
-    texts = [
+    plan = _Plan(reply, prepared, scorings, _texts(turns, prepared, model))
+    service.ensure_possible(plan.places, "prompt" if len(turns) > 1 else "echo")
+    return plan
+
+
+def _texts(turns: Sequence[ChatTurn], prepared: Sequence[Prepared], model: ServedModel) -> list[str]:
+    return [
         turn.prompt.content
         if turn.prompt is not None and isinstance(turn.prompt.content, str)
         else text_of(p.prompt_ids, model)
         for turn, p in zip(turns, prepared, strict=True)
     ]
-    return _Plan(reply, prepared, scorings, texts)
 
 
 def _prepare(service: ChatService, turn: ChatTurn, index: int, *, many: bool) -> Prepared:
