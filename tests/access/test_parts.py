@@ -57,7 +57,7 @@ class TestLimits:
     def test_what_is_refused_for_concurrency_does_not_count_for_the_rate(self) -> None:
         limits = Limits(lambda: 0.0)
         leave = limits.enter(key(max_concurrency=1, rate_per_minute=2))
-        with pytest.raises(TooManyAtOnce):
+        with pytest.raises(TooManyAtOnce, match="1 request of the key ana is running, at most 1 may"):
             limits.enter(key(max_concurrency=1, rate_per_minute=2))
         leave()
         limits.enter(key(max_concurrency=1, rate_per_minute=2))

@@ -478,10 +478,10 @@ async def test_a_full_queue_refuses() -> None:
         await reached(hold)
         await runs.__anext__()  # its admission is known here now
         engine.ensure_room(2)
-        with pytest.raises(QueueFull):
+        with pytest.raises(QueueFull, match="^1 request is running or waiting; 1 may run and 2 wait"):
             engine.ensure_room(3)
         waits = [engine.submit(ask(s)) for s in scripts[1:3]]
-        with pytest.raises(QueueFull):
+        with pytest.raises(QueueFull, match="^3 requests are running or waiting"):
             engine.submit(ask(scripts[3]))
         hold.release()
         heard = await hear_all(runs, *waits)

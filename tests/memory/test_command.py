@@ -63,11 +63,11 @@ def test_looking(tables: MemoryTables) -> None:
 def test_deleting(tables: MemoryTables) -> None:
     tea, lunch, _ = write(tables, "The user likes tea", "Lunch is at noon", "Tuesdays are busy")
     status, out, err = command("delete", "home", tea, "fact-0")
-    assert (status, out) == (1, "deleted 1 facts\n") and "fact-0" in err
+    assert (status, out) == (1, "deleted 1 fact\n") and "fact-0" in err
     assert command("delete", "home", lunch)[0] == 0
     assert command("delete", "home")[0] == 2
     assert command("delete", "home", lunch, "--all")[0] == 2
-    assert command("delete", "home", "--all")[1] == "deleted 1 facts\n"
+    assert command("delete", "home", "--all")[1] == "deleted 1 fact\n"
     assert command("list")[1] == ""
 
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from kiln.core.errors import TooManyAtOnce, TooManyPerMinute
+from kiln.core.wording import counted
 from kiln.store.keys import Key
 
 WINDOW_S = 60.0
@@ -30,7 +31,8 @@ class Limits:
         running = self._running.get(key.id, 0)
         if key.max_concurrency is not None and running >= key.max_concurrency:
             raise TooManyAtOnce(
-                f"{running} requests of the key {key.name} are running, at most {key.max_concurrency} may"
+                f"{counted(running, 'request')} of the key {key.name}"
+                f" {'is' if running == 1 else 'are'} running, at most {key.max_concurrency} may"
             )
         if key.rate_per_minute is not None:
             self._count(key, key.rate_per_minute)

@@ -11,6 +11,7 @@ from itertools import count
 
 from kiln.core.errors import EngineFailed, KilnError, QueueFull
 from kiln.core.tokens import FinishReason
+from kiln.core.wording import counted
 from kiln.engine.messages import Cancel, CloseThinking, Command, EngineLimits, StepReport, Submit
 from kiln.engine.ports import Delivery, EngineStats, GenerationEnd, GenerationRequest, Timings
 
@@ -52,9 +53,10 @@ class EngineFrontend(ABC):
         return self._limits.parallel + self._max_queue
 
     def ensure_room(self, count: int) -> None:
-        if len(self._generations) + count > self.room:
+        held = len(self._generations)
+        if held + count > self.room:
             raise QueueFull(
-                f"{len(self._generations)} requests are running or waiting;"
+                f"{counted(held, 'request')} {'is' if held == 1 else 'are'} running or waiting;"
                 f" {self._limits.parallel} may run and {self._max_queue} wait"
             )
 

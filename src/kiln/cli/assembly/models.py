@@ -20,6 +20,7 @@ from kiln.cli.assembly.sizes import context_length, threads
 from kiln.core.errors import ConfigError, ModelLoadError, RequestError
 from kiln.core.sampling import SamplingOverrides, merge_sampling
 from kiln.core.settings import Settings
+from kiln.core.wording import reason
 from kiln.text.reasoning import ReasoningTags, find_tags, probe_template
 from kiln.text.template import ChatTemplate
 from kiln.text.tool_calls import find_tool_format
@@ -147,7 +148,9 @@ def _template_source(settings: Settings, llama: LlamaModel) -> str:
         try:
             return Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"model.chat_template_file = {path!r} cannot be read: {error}") from None
+            raise ConfigError(
+                f"model.chat_template_file = {path!r} cannot be read: {reason(error)}"
+            ) from None
     if llama.chat_template is None:
         raise ModelLoadError(
             f"{llama.path} carries no chat template", hint="Set model.chat_template_file to a Jinja template."

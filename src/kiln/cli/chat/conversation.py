@@ -10,12 +10,13 @@ from typing import Any
 
 import httpx
 
-from kiln.cli.chat.exchange import ChatError, Exchange, count, error_text, read_events, summarize
+from kiln.cli.chat.exchange import ChatError, Exchange, error_text, read_events, summarize
 from kiln.cli.chat.interrupts import Interrupts
 from kiln.cli.chat.view import View
 from kiln.cli.common import complain
 from kiln.cli.configuration import parse_text
 from kiln.core.settings import BadValue, declarations
+from kiln.core.wording import counted
 
 CONNECT_TIMEOUT_S = 5.0
 HELP = "/quit ends, /clear forgets the conversation, /budget N|unlimited limits the thinking tokens"
@@ -115,7 +116,7 @@ def command(chat: Chat, line: str) -> str:
         if "thinking_budget_tokens" not in chat.budgets:
             return "thinking budget: the server's default"
         limit = chat.budgets["thinking_budget_tokens"]
-        return "thinking budget: " + ("unlimited" if limit is None else count(limit, "token"))
+        return "thinking budget: " + ("unlimited" if limit is None else counted(limit, "token"))
     return HELP
 
 

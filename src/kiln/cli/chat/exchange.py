@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from kiln.core.wording import counted
+
 DONE = "[DONE]"
 
 
@@ -125,13 +127,13 @@ def summarize(exchange: Exchange) -> str:
     ended = exchange.last_s if exchange.last_s is not None else exchange.started_s
     if exchange.thinking_tokens() > 0 or exchange.budget.get("applied"):
         exact = "thinking_tokens" in exchange.budget
-        tokens = count(exchange.thinking_tokens(), "token")
+        tokens = counted(exchange.thinking_tokens(), "token")
         thought = f"thought {'' if exact else 'about '}{tokens} in {exchange.thinking_s(ended):.1f} s"
         parts.append(thought + _closed_by(exchange))
     elif exchange.budget.get("configured"):
         parts.append("no thinking, so the budget did not apply")
     if exchange.usage is not None and (total := exchange.usage.get("completion_tokens")) is not None:
-        parts.append(count(total, "completion token"))
+        parts.append(counted(total, "completion token"))
         if exchange.first_s is not None and ended - exchange.first_s > SHORTEST_RATED_S and total > 1:
             # The first token marks the start, so it is not counted.
             parts.append(f"{(total - 1) / (ended - exchange.first_s):.1f} tokens/s")
@@ -150,10 +152,6 @@ def _closed_by(exchange: Exchange) -> str:
         names = {"tokens": "the token budget", "time": "the time budget"}
         return f" (closed by {names.get(trigger, trigger)})"
     return " (cut short by you)" if exchange.skip_sent and not exchange.cancelled else ""
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def error_text(body: Any) -> str:

@@ -10,7 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from kiln.cli.chat.exchange import Exchange, Phase, Piece, count
+from kiln.cli.chat.exchange import Exchange, Phase, Piece
+from kiln.core.wording import counted
 
 TAIL_LINES = 8
 
@@ -148,6 +149,7 @@ class TerminalView:
         wrapped = Text(self._thought.strip()[-width * TAIL_LINES * 2 :], style="dim").wrap(
             self._console, width
         )
-        footer = f"thinking · {count(exchange.thinking_tokens(), 'token')} · {exchange.thinking_s(now):.1f} s"
+        tokens = counted(exchange.thinking_tokens(), "token")
+        footer = f"thinking · {tokens} · {exchange.thinking_s(now):.1f} s"
         footer += " · closing" if exchange.skip_asked else " · Ctrl-C: answer now"
         return Group(*wrapped[-TAIL_LINES:], Text(footer, style="cyan", overflow="ellipsis", no_wrap=True))

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from kiln.cli.common import base_url, complain, notes, plain_errors
 from kiln.cli.manage.adapters_client import AdaptersClient, CommandFailed, Report, archive_of
 from kiln.cli.manage.listing import plain, show_rows
+from kiln.core.wording import counted
 from kiln.wire.adapters import MergeMethod
 
 adapters = typer.Typer(
@@ -51,7 +52,7 @@ def list_adapters(
     show_rows(_COLUMNS, [_row(entry) for entry in found["data"]])
     disk = found["disk"]
     quota = "" if disk["quota_bytes"] is None else f" of {_size(disk['quota_bytes'])}"
-    notes().print(f"{len(found['data'])} adapters, {_size(disk['used_bytes'])}{quota}")
+    notes().print(f"{counted(len(found['data']), 'adapter')}, {_size(disk['used_bytes'])}{quota}")
 
 
 @adapters.command()

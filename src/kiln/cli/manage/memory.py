@@ -14,6 +14,7 @@ import typer
 from kiln.cli.access import store_path
 from kiln.cli.common import ConfigFlag, complain, plain_errors, settings_from
 from kiln.core.access import ANONYMOUS
+from kiln.core.wording import counted
 from kiln.store.database import Database
 from kiln.store.facts import Fact, MemoryKey
 from kiln.store.memory import MemoryTables
@@ -93,10 +94,10 @@ def delete(
     with plain_errors():
         tables, key = _tables(config), _key(owner, memory_id, store)
         if all_facts:
-            print(f"deleted {tables.clear(key)} facts")
+            print(f"deleted {counted(tables.clear(key), 'fact')}")
             return
         missing = [fact for fact in facts or () if not tables.delete(key, fact)]
-    print(f"deleted {len(facts or ()) - len(missing)} facts")
+    print(f"deleted {counted(len(facts or ()) - len(missing), 'fact')}")
     if missing:
         complain(f"not in this memory: {', '.join(missing)}")
         raise typer.Exit(1)
