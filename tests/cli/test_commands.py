@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -19,6 +21,7 @@ from kiln.cli.embedded import embedded_server
 from kiln.cli.main import app
 from kiln.core.errors import ModelLoadError
 from kiln.core.settings import Settings
+from servers.process import served_by_process
 
 from .scripted import Scripted
 
@@ -41,9 +44,9 @@ def test_serve_hands_on_the_settings_and_tells_when_ready(
 ) -> None:
     served: list[Settings] = []
 
-    def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
+    def serve(settings: Settings, on_ready: Callable[[str, bool], None]) -> None:
         served.append(settings)
-        on_ready("http://127.0.0.1:5")
+        on_ready("http://127.0.0.1:5", True)
 
     monkeypatch.setattr(assembly, "serve", serve, raising=False)
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
@@ -65,7 +68,7 @@ def test_serve_hands_on_the_settings_and_tells_when_ready(
 
 
 def test_serve_ends_with_message_and_hint(assembly: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
+    def serve(settings: Settings, on_ready: Callable[[str, bool], None]) -> None:
         raise ModelLoadError("the file is no model", hint="Take another.")
 
     monkeypatch.setattr(assembly, "serve", serve, raising=False)
@@ -131,3 +134,18 @@ def test_version_and_module() -> None:
     )
     assert ran.stdout.startswith("kiln ")
     assert ran.stderr == ""
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_the_start_offers_what_has_an_effect_on_the_model(tmp_path: Path, thinks: bool) -> None:
+    (tmp_path / "plain.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    settings = {} if thinks else {"model__chat_template_file": "plain.jinja"}
+    with served_by_process(tmp_path, **settings) as served:
+        assert ("thinking_budget_tokens" in served.banner) is thinks
+        assert ("budgets of thinking have no effect" in served.banner) is not thinks
+        body = re.search(r"-d '(.*)'$", served.banner, re.MULTILINE)
+        assert body is not None
+        request = json.loads(body[1])
+        answer = httpx.post(f"{served.url}/v1/chat/completions", json=request, timeout=120, trust_env=False)
+        assert answer.status_code == 200
+        assert answer.json()["metadata"]["thinking_budget"]["applied"] is thinks

@@ -15,6 +15,7 @@ from .server import wait_until
 
 class Served:
     """A real `kiln serve` that answers at `url`. It runs in `folder`, and its log is a file there.
+    `banner` is what it printed when it was ready.
 
     Settings are those of the keywords, as `engine__parallel=2`, and no others of the environment.
     """
@@ -35,12 +36,15 @@ class Served:
         self._printed = self.process.stdout
         os.set_blocking(self._printed.fileno(), False)
         try:
-            self.url = self._wait_for_url()
+            self.banner = self._wait_for_banner()
         except BaseException:
             self.close()
             raise
+        found = re.search(r"http://\S+:\d+", self.banner)
+        assert found is not None
+        self.url = found[0]
 
-    def _wait_for_url(self) -> str:
+    def _wait_for_banner(self) -> str:
         printed = b""
 
         def is_ready() -> bool:
@@ -50,9 +54,7 @@ class Served:
             return b"Ctrl-C stops the server" in printed
 
         wait_until(is_ready, "kiln serve is ready", within_s=120)
-        found = re.search(r"http://\S+:\d+", printed.decode())
-        assert found is not None
-        return found[0]
+        return printed.decode()
 
     def log(self) -> str:
         self._log.seek(0)

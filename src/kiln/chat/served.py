@@ -52,6 +52,11 @@ class ServedModel:
     adapters: AdapterRegistry = field(default_factory=no_adapters)
 
     @property
+    def can_think(self) -> bool:
+        """Whether there is a reasoning block for it at all; without, budgets have nothing to limit."""
+        return self.tags is not None
+
+    @property
     def thinks_by_default(self) -> bool:
         if self.thinking_default is not None:
             return self.thinking_default

@@ -26,7 +26,7 @@ from kiln.cli.common import (
 )
 from kiln.core.settings import Settings
 
-EXAMPLE = '{"messages":[{"role":"user","content":"3+8-2+7=?"}],"thinking_budget_tokens":16}'
+MESSAGES = '"messages":[{"role":"user","content":"3+8-2+7=?"}]'
 
 
 def serve(
@@ -63,18 +63,17 @@ def _run(settings: Settings, model_name: str, console: Console) -> None:
         console.print(f"loading {model_name}")
     status = console.status(f"loading {model_name}")
 
-    def show_ready(url: str) -> None:
+    def show_ready(url: str, can_think: bool) -> None:
         status.stop()
-        print(ready_text(url, model_name, settings), flush=True)
+        print(ready_text(url, model_name, settings, can_think=can_think), flush=True)
 
     with status:
         server.serve(settings, on_ready=show_ready)
 
 
-def ready_text(url: str, model_name: str, settings: Settings) -> str:
-    """What `kiln serve` prints once it answers."""
-    tokens = settings.server.default_thinking_budget_tokens
-    time = settings.server.default_thinking_budget_ms
+def ready_text(url: str, model_name: str, settings: Settings, *, can_think: bool = True) -> str:
+    """What `kiln serve` prints once it answers; budgets are offered where they have an effect."""
+    example = f'{{{MESSAGES},"thinking_budget_tokens":16}}' if can_think else f"{{{MESSAGES}}}"
     key, access = "", ""
     if not settings.serves_anonymous:
         key = ' -H "authorization: Bearer $KILN_API_KEY"'
@@ -82,12 +81,22 @@ def ready_text(url: str, model_name: str, settings: Settings) -> str:
     return f"""kiln serves {model_name} at {url}
 
 try:  curl -s {url}/v1/chat/completions -H 'content-type: application/json'{key} \\
-        -d '{EXAMPLE}'
+        -d '{example}'
 
-Thinking budgets: a request sets thinking_budget_tokens and thinking_budget_ms (null = unlimited).
-Requests that leave them out get {_limit(tokens, "tokens")} and {_limit(time, "ms")};
-server.default_thinking_budget_tokens and server.default_thinking_budget_ms change that.{access}
+{_about_budgets(settings) if can_think else NO_THINKING}{access}
 `kiln config` shows all settings. Ctrl-C stops the server."""
+
+
+NO_THINKING = "The model's chat template has no thinking, so budgets of thinking have no effect."
+
+
+def _about_budgets(settings: Settings) -> str:
+    tokens = _limit(settings.server.default_thinking_budget_tokens, "tokens")
+    time = _limit(settings.server.default_thinking_budget_ms, "ms")
+    return f"""\
+Thinking budgets: a request sets thinking_budget_tokens and thinking_budget_ms (null = unlimited).
+Requests that leave them out get {tokens} and {time};
+server.default_thinking_budget_tokens and server.default_thinking_budget_ms change that."""
 
 
 def _limit(value: int | None, unit: str) -> str:

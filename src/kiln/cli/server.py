@@ -25,10 +25,14 @@ log = logging.getLogger(__name__)
 _OTHER_FILES = 256
 
 
-def serve(settings: Settings, on_ready: Callable[[str], None] | None = None) -> None:
+OnReady = Callable[[str, bool], None]
+
+
+def serve(settings: Settings, on_ready: OnReady | None = None) -> None:
     """Serve until SIGINT or SIGTERM; running requests get `server.shutdown_grace_s` to finish.
 
-    `on_ready` hears the base URL once requests are answered. Raises SetupError.
+    `on_ready` hears the base URL, and whether the model can think, once requests are answered.
+    Raises SetupError.
     """
     logging.basicConfig(
         level=settings.server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -69,7 +73,7 @@ class _Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         app: Starlette,
-        on_ready: Callable[[str], None] | None,
+        on_ready: OnReady | None,
         url: str,
     ) -> None:
         super().__init__(config)
@@ -80,7 +84,8 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         if self.started and self._on_ready is not None:
-            self._on_ready(self._url)
+            state: ServerState = self._app.state.kiln
+            self._on_ready(self._url, state.service.model.can_think)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         state: ServerState = self._app.state.kiln
