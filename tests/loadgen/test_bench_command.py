@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -16,8 +17,9 @@ import typer
 from typer.testing import CliRunner
 
 from kiln.cli.bench import bench, parse_body, parse_loads
-from kiln.cli.embedded import serve_app
+from kiln.cli.embedded import embedded_server, serve_app
 from kiln.core.errors import ConfigError
+from kiln.core.settings import Settings
 from kiln.loadgen.load import ClosedLoop, Poisson
 
 from .scripted import STREAM_HEAD, Scripted, chunked, event, raw_server
@@ -98,7 +100,7 @@ def test_a_dataset_and_a_shared_prefix(url: str, scripted: Scripted, tmp_path: P
     path.write_text(
         '{"prompt": "first", "max_tokens": 3}\n{"messages": [{"role": "user", "content": "b"}]}\n'
     )
-    assert invoke(url, *SMALL, "--dataset", str(path)).exit_code == 0
+    assert invoke(url, *SMALL[:4], "--dataset", str(path)).exit_code == 0
     asked = [(body["messages"][0]["content"], body["max_tokens"]) for body in scripted.bodies]
     assert asked == [("first", 3)] + [("first", 3), ("b", 4)] * 2
     scripted.bodies.clear()
@@ -172,13 +174,55 @@ def test_a_server_that_never_answers() -> None:
         (("--body", "[]"), "--body"),
         (("--dataset", "/no/such.jsonl"), "--dataset"),
         (("--plot", "p.pdf"), "--plot"),
-        (("--json", "/no/such/folder/r.json"), "--json"),
+        (
+            ("--dataset", "/no/such.jsonl"),
+            "--dataset /no/such.jsonl cannot be read: No such file or directory",
+        ),
+        (("--dataset", "/"), "--dataset / cannot be read: Is a directory"),
+        (
+            ("--json", "/no/such/r.json"),
+            "--json /no/such/r.json cannot be written: there is no folder /no/such",
+        ),
+        (("--json", "/"), "--json / cannot be written: it is a folder"),
+        (("--rounds", "3"), "--rounds is for a comparison"),
+        (("--against-model", "m"), "--against-model is for a comparison"),
+        (("--against-api-key", "k"), "--against-api-key is for a comparison"),
+        (("--dataset", "/x", "--prompt-tokens", "5"), "--prompt-tokens and --dataset exclude each other"),
+        (("--dataset", "/x", "--shared-prefix", "5"), "--shared-prefix and --dataset exclude each other"),
         (("--slo-ttft-ms", "0"), "--slo-ttft-ms"),
-        (("--against", "nowhere"), "no address"),
+        (("--against", "ftp://nowhere"), "no address"),
     ],
 )
 def test_wrong_flags_are_named_before_any_load(arguments: tuple[str, ...], words: str) -> None:
-    assert words in refused("http://127.0.0.1:9", *arguments)[0]
+    line = refused("http://127.0.0.1:9", *arguments)[0]
+    assert words in line and "Errno" not in line
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is write-protected for the superuser")
+def test_a_protected_folder_is_named_before_any_load(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    line = refused("http://127.0.0.1:9", "--json", str(tmp_path / "r.json"))[0]
+    tmp_path.chmod(0o700)
+    assert line.endswith(f"cannot be written: {tmp_path} is write-protected")
+
+
+def test_an_address_needs_no_scheme(url: str) -> None:
+    result = invoke(url.removeprefix("http://"), *SMALL)
+    assert result.exit_code == 0 and f"{url}/v1, 1 stream" in result.output
+    assert refused("localhost:9")[0].startswith("kiln: no server answers at http://localhost:9/v1")
+
+
+def test_text_completions_of_kiln_are_under_another_path() -> None:
+    """Its `/v1/completions` only scores prompts; the hint names the path that `kiln bench` then loads."""
+    flags = (*SMALL, "--endpoint", "completions", "--ignore-eos")
+    with embedded_server(Settings.default()) as url:
+        lines = refused(url, *flags)
+        hint = re.search(r"For kiln give (\S+):", lines[1])
+        assert hint is not None and hint[1] == f"{url}/v1/openai"
+        result = invoke(hint[1], *flags)
+    assert result.exit_code == 0
+    assert "4 of 4 succeeded" in result.output and "output      4.0 tokens" in result.output
+    assert "budgets" not in result.output
 
 
 def test_a_dataset_of_messages_does_not_go_with_completions(tmp_path: Path) -> None:

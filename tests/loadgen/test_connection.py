@@ -140,13 +140,16 @@ def test_headers_carry_the_key_and_the_host() -> None:
         ("http://host:1/v1/chat/completions", "http://host:1/v1"),
         ("http://host:1/v1/completions", "http://host:1/v1"),
         ("http://[::1]:5", "http://[::1]:5/v1"),
+        ("127.0.0.1:8420", "http://127.0.0.1:8420/v1"),
+        ("host:1/v1/openai", "http://host:1/v1/openai"),
+        ("host", "http://host:80/v1"),
     ],
 )
 def test_addresses(url: str, expected: str) -> None:
     assert parse_target(url).url == expected
 
 
-@pytest.mark.parametrize("url", ["", "host:80", "ftp://host", "http://", "http://h:x", "http://h/a b"])
+@pytest.mark.parametrize("url", ["", "ftp://host", "http://", "http://h:x", "http://h/a b"])
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="no address"):
         parse_target(url)

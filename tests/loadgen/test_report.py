@@ -79,6 +79,21 @@ def test_the_window_is_when_all_streams_were_on() -> None:
     assert report_of(traces, 3).window_tokens_per_s is None
 
 
+def test_refused_requests_are_no_load() -> None:
+    """One is let in, fifteen are not: that was one stream, whatever was sent."""
+    refused = [failed("http_429", started_s=0.0, ended_s=0.03) for _ in range(15)]
+    report = report_of([trace_of([1.0, 2.0]), *refused], 16)
+    assert (report.window_s, report.window_tokens_per_s) == (None, None)
+    assert "tokens/s and 0.50 requests/s over all; the full load was never on" in shown(show_report(report))
+    slow = [trace_of([2.0], started_s=0.1 * n) for n in range(4)]
+    report = build_report(slow, full_window(slow, Poisson(10)), COST)
+    assert report.window_s == pytest.approx(0.3) and report.window_tokens_per_s is None
+    assert "nothing came under full load" in shown(show_report(report))
+    # What was begun and then cut was a load.
+    cut = [failed("cut", ended_s=2.0), trace_of([1.0, 2.0], ended_s=2.0)]
+    assert full_window(cut, ClosedLoop(2)) == (0.0, 2.0)
+
+
 def test_the_window_of_poisson_arrivals_is_from_the_first_to_the_last() -> None:
     assert full_window(TWO, Poisson(1.0)) == (0.0, 2.5)
     assert full_window(TWO[:1], Poisson(1.0)) is None
@@ -124,16 +139,18 @@ def test_budget_outcomes_and_overshoot() -> None:
         record(triggered=True, trigger="tokens", max_tokens=8, thinking_tokens=8),
         record(triggered=True, trigger="time", max_time_ms=100, thinking_time_ms=130, thinking_tokens=9),
         record(triggered=True, trigger="time", max_time_ms=100, thinking_time_ms=110),
-        trace_of([1.0], budget={"applied": False, "triggered": False}),
+        trace_of([1.0], budget={"applied": False, "triggered": False, "configured": True}),
+        trace_of([1.0], budget={"applied": False, "triggered": False, "configured": False}),
         trace_of([1.0]),
     ]
     budgets = report_of(traces).budgets
     assert budgets is not None
-    assert (budgets.reported, budgets.applied) == (5, 4)
+    assert (budgets.configured, budgets.applied) == (5, 4)
     assert budgets.triggered == {"time": 2, "tokens": 1}
     assert budgets.overshoot_tokens is not None and budgets.overshoot_tokens.max == 0
     assert budgets.overshoot_ms is not None and budgets.overshoot_ms.p50 == 20
     assert report_of([trace_of([1.0])]).budgets is None
+    assert report_of(traces[-2:]).budgets is None  # kiln says of each answer that it had no budget
 
 
 def test_the_clients_share() -> None:
@@ -142,6 +159,35 @@ def test_the_clients_share() -> None:
     assert not COST.was_bottleneck
     assert replace(COST, cpu_s=1.9).was_bottleneck
     assert ClientCost(0.0, 0.0, 0).chunks_per_cpu_s is None
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "ttft_s", "late_ms", "late"),
+    [
+        (0.00065, 0.020, 5.95, ["gap"]),
+        (0.00065, 0.008, 5.95, ["TTFT", "gap"]),
+        (0.1, 1.0, 40.0, []),
+        (0.1, 1.0, 60.0, ["gap"]),
+        (0.00065, 0.1, 1.5, []),  # a timer's own rounding
+        (0.1, 1.0, None, []),
+    ],
+)
+def test_lateness_is_judged_by_what_it_is_part_of(
+    gap_s: float, ttft_s: float, late_ms: float | None, late: list[str]
+) -> None:
+    cost = ClientCost(0.1, 2.0, 3, late_timer_ms_p99=late_ms)
+    report = report_of([trace_of([ttft_s, ttft_s + gap_s, ttft_s + 2 * gap_s])], client=cost)
+    assert report.late_figures == late
+    text = shown(show_report(report))
+    assert ("kept the client waiting" in text) is bool(late)
+    assert all(f"the median {name}" in text for name in late)
+
+
+@pytest.mark.parametrize(("late_ms", "late"), [(40.0, True), (20.0, False), (1.0, False)])
+def test_arrivals_are_late_by_the_time_to_the_first_token(late_ms: float, late: bool) -> None:
+    report = report_of([trace_of([0.06])], client=ClientCost(0.1, 2.0, 1, late_dispatch_ms=late_ms))
+    assert report.dispatched_late is late
+    assert ("arrivals were sent up to" in shown(show_report(report))) is late
 
 
 def test_nothing_measured_is_none_and_still_shown() -> None:
@@ -160,7 +206,7 @@ def shown(what: Any) -> str:
 
 def test_the_table_says_what_the_figures_are_worth() -> None:
     joined = trace_of([1.0, 1.0, 1.0], finish_reason="stop")
-    busy = ClientCost(1.9, 2.0, 9, late_dispatch_ms=80, late_timer_ms_p99=30)
+    busy = ClientCost(1.9, 2.0, 9, late_dispatch_ms=800, late_timer_ms_p99=30)
     text = shown(show_report(report_of([joined, failed("http_503")], client=busy)))
     for words in (
         "1 of 2 succeeded",
@@ -169,7 +215,7 @@ def test_the_table_says_what_the_figures_are_worth() -> None:
         "chunks counted here",
         "100% of the gaps are 0",
         "client was the bottleneck",
-        "80 ms late",
+        "800 ms late",
         "timers 30.00 ms late",
         "kept the client waiting",
         "server, 1 stream",
@@ -192,8 +238,8 @@ def test_json_has_a_row_for_each_request_and_the_figures() -> None:
     assert rows[2]["error"] == {"kind": "timeout", "message": "timeout happened"}
 
 
-def scaled(factor: float) -> Report:
-    return report_of([trace_of([factor, 2 * factor], completion_tokens=10)])
+def scaled(factor: float, *also: Trace, prompt: int = 7) -> Report:
+    return report_of([trace_of([factor, 2 * factor], completion_tokens=10, prompt_tokens=prompt), *also])
 
 
 def test_ratios_are_taken_round_by_round() -> None:
@@ -205,7 +251,8 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert (ttft.a_median, ttft.b_median) == (3000, 1000)
     assert ttft.better == "B"
     assert rows["overall rate"].better == "B"
-    assert rows["output p50"].better == ""
+    assert rows["output mean"].better == rows["prompt mean"].better == ""
+    assert (rows["prompt mean"].a_median, rows["prompt mean"].b_median) == (7, 7)
     assert "goodput share" not in rows  # no limits were given
     text = shown(show_comparison(Comparison(rounds)))
     assert "3 rounds in turn" in text and "2.000..4.000" in text
@@ -215,8 +262,36 @@ def test_ratios_are_taken_round_by_round() -> None:
 def test_a_comparison_says_which_side_failed() -> None:
     bad = report_of([*TWO, failed("cut", ended_s=9.0)], client=ClientCost(1.9, 2.0, 3))
     text = shown(show_comparison(Comparison([(bad, scaled(1.0))])))
-    assert "A: 1 of 3 requests failed (cut)" in text
+    assert text.index("A: 1 of 3 requests failed (cut)") < text.index("metric")
     assert "A: the client was the bottleneck" in text
+
+
+def test_fewer_than_three_rounds_name_no_side() -> None:
+    for rounds, words in ((1, "1 stream, 1 round\n"), (2, "1 stream, 2 rounds in turn\n")):
+        comparison = Comparison([(scaled(2.0), scaled(1.0))] * rounds)
+        assert all(row.better == "" for row in comparison.rows())
+        text = shown(show_comparison(comparison))
+        assert words in "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+        assert "fewer than 3 rounds" in text
+    comparison = Comparison([(scaled(2.0), scaled(1.0))] * 3)
+    assert {row.metric.name: row.better for row in comparison.rows()}["TTFT p50"] == "B"
+    assert comparison.as_json()["ratios"][0]["better"] == "B"
+
+
+def test_a_side_that_refused_requests_is_not_better() -> None:
+    """It answers the few that it takes sooner."""
+    refusals = [failed("http_503", ended_s=0.1) for _ in range(14)]
+    comparison = Comparison([(scaled(2.0), scaled(1.0, *refusals))] * 3)
+    assert all(row.better == "" for row in comparison.rows())
+    assert all(row["better"] is None for row in comparison.as_json()["ratios"])
+    text = shown(show_comparison(comparison))
+    assert text.index("B: 42 of 45 requests failed (http_503)") < text.index("metric")
+    assert "no side is called better" in text
+
+
+def test_unequal_prompts_are_seen() -> None:
+    rows = {r.metric.name: r for r in Comparison([(scaled(1.0, prompt=14), scaled(1.0))] * 3).rows()}
+    assert rows["prompt mean"].ratio.median == 2 and rows["prompt mean"].better == ""
 
 
 def test_turns_alternate_who_goes_first() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
@@ -18,6 +19,7 @@ from rich.console import Console
 
 from kiln.cli.common import notes, plain_errors
 from kiln.core.errors import ConfigError
+from kiln.core.wording import reason
 from kiln.loadgen.chart import check_plot_path, save_plot
 from kiln.loadgen.client.target import DEFAULT_TIMEOUT_S, Target, parse_target
 from kiln.loadgen.client.trace import Trace
@@ -132,6 +134,7 @@ def bench(
 ) -> None:
     """Measure a server under load: latencies, throughput, goodput. Ctrl-C ends it with what there is."""
     with plain_errors():
+        _refuse_idle(context, against, dataset)
         _positive(rate=rate, duration=duration, timeout=timeout)
         _positive(slo_ttft_ms=slo_ttft_ms, slo_itl_ms=slo_itl_ms, slo_answer_ms=slo_answer_ms)
         shape = PromptShape(
@@ -162,10 +165,32 @@ def bench(
     raise typer.Exit(INTERRUPTED if interrupted else 0)
 
 
+def _refuse_idle(context: typer.Context, against: str | None, dataset: Path | None) -> None:
+    """Raise ConfigError for a flag that was given and would change nothing beside the others."""
+
+    def given(*names: str) -> str | None:
+        sources = ((name, context.get_parameter_source(name)) for name in names)
+        return next((name for name, source in sources if source and source.name == "COMMANDLINE"), None)
+
+    if against is None and (name := given("rounds", "against_model", "against_api_key")):
+        raise ConfigError(
+            f"{_flag(name)} is for a comparison",
+            hint="Name the second server with --against, or leave it out.",
+        )
+    if dataset is not None and (name := given("prompt_tokens", "shared_prefix")):
+        raise ConfigError(
+            f"{_flag(name)} and --dataset exclude each other", hint="The prompts are those of the file."
+        )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _positive(**values: float | None) -> None:
     for name, value in values.items():
         if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"--{name.replace('_', '-')} is {value:g}: it must be a number above 0")
+            raise ConfigError(f"{_flag(name)} is {value:g}: it must be a number above 0")
 
 
 def parse_loads(concurrency: str, rate: float | None, source: Any) -> tuple[Load, ...]:
@@ -239,8 +264,8 @@ class Outputs:
         if self.plot is not None:
             check_plot_path(self.plot)
         for flag, path in (("--json", self.json_file), ("--plot", self.plot)):
-            if path is not None and (path.is_dir() or not path.parent.is_dir()):
-                raise ConfigError(f"{flag} {path} cannot be written: it is, or lies in, no such folder")
+            if path is not None and (why := _why_unwritable(path)) is not None:
+                raise ConfigError(f"{flag} {path} cannot be written: {why}")
 
     def show(self, console: Console) -> None:
         for comparison in self.comparisons:
@@ -259,10 +284,20 @@ class Outputs:
             try:
                 self.json_file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
             except OSError as error:
-                raise ConfigError(f"--json {self.json_file} cannot be written: {error}") from None
+                raise ConfigError(f"--json {self.json_file} cannot be written: {reason(error)}") from None
         if self.plot is not None:
             compared = [r for c in self.comparisons for pair in c.rounds for r in pair]
             save_plot(self.plot, [*compared, *self.reports])
+
+
+def _why_unwritable(path: Path) -> str | None:
+    if path.is_dir():
+        return "it is a folder"
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        return f"{path if path.exists() else path.parent} is write-protected"
+    return None
 
 
 class Progress:

@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from kiln.core.errors import ConfigError
+from kiln.core.wording import reason
 from kiln.loadgen.quantiles import quantile
 from kiln.loadgen.report import Report
 
@@ -56,7 +57,7 @@ def save_plot(path: Path, reports: Sequence[Report]) -> None:
         else:
             _save_png(path, series)
     except OSError as error:
-        raise ConfigError(f"the plot cannot be written: {error}") from None
+        raise ConfigError(f"--plot {path} cannot be written: {reason(error)}") from None
 
 
 def check_plot_path(path: Path) -> None:

@@ -13,12 +13,15 @@ from kiln.loadgen.report import Report
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A figure of a report that is compared; `path` leads to it."""
+    """A figure of a report that is compared; `path` leads to it.
+
+    `higher_is_better` is None where neither is: such a row shows whether both sides did the same work.
+    """
 
     name: str
     path: str
     unit: str
-    higher_is_better: bool = False
+    higher_is_better: bool | None = False
 
     def of(self, report: Report) -> float | None:
         try:
@@ -41,26 +44,36 @@ METRICS = (
     Metric("end-to-end p50", "e2e_ms.p50", "ms"),
     Metric("end-to-end p99", "e2e_ms.p99", "ms"),
     Metric("goodput share", "goodput.share", "", True),
-    Metric("output p50", "output_tokens.p50", "tok", True),
+    Metric("prompt mean", "prompt_tokens.mean", "tok", None),
+    Metric("output mean", "output_tokens.mean", "tok", None),
 )
+# Of fewer rounds the extremes say nothing of how far they spread.
+LEAST_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class RatioRow:
-    """A/B of one metric over the rounds. The medians are of each side's own rounds."""
+    """A/B of one metric over the rounds. The medians are of each side's own rounds.
+
+    `failed`: some request of a round failed, so the sides did not do the same work.
+    """
 
     metric: Metric
     ratio: Spread
     a_median: float
     b_median: float
+    failed: bool = False
 
     @property
     def better(self) -> str:
-        """`A` or `B` where all the rounds agree, else an empty text."""
+        """`A` or `B` where three rounds or more all agree and no request failed, else an empty text."""
+        higher = self.metric.higher_is_better
+        if higher is None or self.failed or self.ratio.count < LEAST_ROUNDS:
+            return ""
         if self.ratio.low > 1:
-            return "A" if self.metric.higher_is_better else "B"
+            return "A" if higher else "B"
         if self.ratio.high < 1:
-            return "B" if self.metric.higher_is_better else "A"
+            return "B" if higher else "A"
         return ""
 
 
@@ -81,7 +94,8 @@ class Comparison:
         a_side, b_side = spread(a for a, _ in full), spread(b for _, b in full)
         if ratio is None or a_side is None or b_side is None:
             return None
-        return RatioRow(metric, ratio, a_side.median, b_side.median)
+        failed = any(report.succeeded < report.requests for pair in self.rounds for report in pair)
+        return RatioRow(metric, ratio, a_side.median, b_side.median, failed)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -93,6 +107,7 @@ class Comparison:
                     "ratio": asdict(row.ratio),
                     "a_median": row.a_median,
                     "b_median": row.b_median,
+                    "better": row.better or None,
                 }
                 for row in self.rows()
             ],

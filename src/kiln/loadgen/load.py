@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from kiln.core.wording import counted
 from kiln.loadgen.client.connection import Client
 from kiln.loadgen.client.target import ROUTES, Target
 from kiln.loadgen.client.trace import Trace
@@ -29,7 +30,7 @@ class ClosedLoop:
     concurrency: int
 
     def __str__(self) -> str:
-        return f"{self.concurrency} stream" + ("" if self.concurrency == 1 else "s")
+        return counted(self.concurrency, "stream")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,15 +184,17 @@ def full_window(traces: Sequence[Trace], load: Load) -> tuple[float, float] | No
     """When all of the load was on, as times of the traces' clock; None if it never was.
 
     Closed loop: from the moment at which `concurrency` requests were first under way to the last
-    moment at which they were. Poisson: from the first to the last arrival.
+    moment at which they were. Poisson: from the first to the last arrival. A request that the server
+    refused was never under way.
     """
     if isinstance(load, Poisson):
         starts = [trace.started_s for trace in traces]
         return (min(starts), max(starts)) if len(starts) > 1 else None
     # At one instant the ends come first: a request that follows another does not add to it.
+    begun = [trace for trace in traces if not _refused(trace)]
     changes = sorted(
-        [(trace.started_s, 1) for trace in traces]
-        + [(trace.ended_s, -1) for trace in traces if trace.ended_s is not None]
+        [(trace.started_s, 1) for trace in begun]
+        + [(trace.ended_s, -1) for trace in begun if trace.ended_s is not None]
     )
     begin = end = None
     under_way = 0
@@ -202,6 +205,11 @@ def full_window(traces: Sequence[Trace], load: Load) -> tuple[float, float] | No
         if begin is None and under_way == load.concurrency:
             begin = time_s
     return (begin, end) if begin is not None and end is not None else None
+
+
+def _refused(trace: Trace) -> bool:
+    """No connection, or the status of an error: the server did not begin to answer."""
+    return trace.failure is not None and trace.failure.kind.startswith(("connect", "http_"))
 
 
 async def measure(

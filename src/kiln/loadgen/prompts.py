@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kiln.core.errors import ConfigError
+from kiln.core.wording import reason
 from kiln.loadgen.distributions import Fixed, Lengths
 
 # Short common words: vocabularies of the usual size hold each, with its space, as one token.
@@ -90,7 +91,7 @@ def read_dataset(path: Path) -> list[Prompt]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--dataset {path} cannot be read: {error}") from None
+        raise ConfigError(f"--dataset {path} cannot be read: {reason(error)}") from None
     prompts = [_read_line(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise ConfigError(f"--dataset {path} holds no prompt")

@@ -12,9 +12,10 @@ from kiln.loadgen.quantiles import Summary, quantile, summarize
 
 # A client thread that computes for more than this share of the time may itself be what is measured.
 BUSY_CLIENT_SHARE = 0.7
-LATE_DISPATCH_MS = 50.0
-# A client that wakes this much too late, at p99, adds as much to what it measures.
-LATE_TIMER_MS = 10.0
+# A client that is late by this share of a median adds as much to what it measures.
+LATE_SHARE = 0.5
+# Event loops round their timers to a millisecond, so a little lateness is none.
+TIMER_ROUNDING_MS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,12 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class BudgetOutcomes:
-    """Thinking budgets as kiln reports them. Overshoot is what a triggered limit was exceeded by."""
+    """Thinking budgets as kiln reports them, of `configured` requests that had one.
 
-    reported: int
+    Overshoot is what a triggered limit was exceeded by.
+    """
+
+    configured: int
     applied: int
     triggered: dict[str, int]
     overshoot_tokens: Summary | None
@@ -133,6 +137,18 @@ class Report:
     samples: Samples
     traces: list[Trace]
 
+    @property
+    def late_figures(self) -> list[str]:
+        """The figures so small that the client's own lateness may be a good part of them."""
+        late = self.client.late_timer_ms_p99
+        figures = (("TTFT", self.ttft_ms), ("gap", self.itl_ms))
+        return [name for name, figure in figures if late is not None and _weighs(late, figure)]
+
+    @property
+    def dispatched_late(self) -> bool:
+        """Whether an arrival came so late that its time to the first token is another."""
+        return _weighs(self.client.late_dispatch_ms, self.ttft_ms)
+
     def as_json(self) -> dict[str, Any]:
         """Every figure, and one row for each request."""
         whole = {
@@ -150,6 +166,10 @@ class Report:
         }
         first = min((trace.started_s for trace in self.traces), default=0.0)
         return whole | {"client": client, "per_request": [_row(trace, first) for trace in self.traces]}
+
+
+def _weighs(late_ms: float, figure: Summary | None) -> bool:
+    return figure is not None and late_ms > max(TIMER_ROUNDING_MS, LATE_SHARE * figure.p50)
 
 
 def build_report(
@@ -214,7 +234,7 @@ def collect_samples(traces: Sequence[Trace]) -> Samples:
 
 def window_rate(traces: Sequence[Trace], window: tuple[float, float] | None) -> float | None:
     """Output tokens a second that came inside the window; each chunk of a request counts for
-    its tokens divided by its chunks. Failed requests count what they gave."""
+    its tokens divided by its chunks. Failed requests count what they gave. None where nothing came."""
     if window is None or window[1] <= window[0]:
         return None
     start, end = window
@@ -223,17 +243,21 @@ def window_rate(traces: Sequence[Trace], window: tuple[float, float] | None) -> 
         if trace.times_s:
             inside = sum(1 for time_s in trace.times_s if start < time_s <= end)
             tokens += inside * trace.tokens / len(trace.times_s)
-    return tokens / (end - start)
+    return tokens / (end - start) if tokens else None
 
 
 def budget_outcomes(traces: Sequence[Trace]) -> BudgetOutcomes | None:
-    """None unless a response carried a kiln thinking-budget record."""
-    records = [trace.budget for trace in traces if trace.budget is not None]
+    """None unless a response carried kiln's record of a budget; kiln also records that there was none."""
+    records = [
+        trace.budget
+        for trace in traces
+        if trace.budget is not None and trace.budget.get("configured") is not False
+    ]
     if not records:
         return None
     triggers = Counter(str(r.get("trigger")) for r in records if r.get("triggered"))
     return BudgetOutcomes(
-        reported=len(records),
+        configured=len(records),
         applied=sum(1 for r in records if r.get("applied")),
         triggered=dict(triggers.most_common()),
         overshoot_tokens=summarize(_overshoot(records, "tokens", "thinking_tokens", "max_tokens")),

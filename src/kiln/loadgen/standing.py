@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from kiln.core.errors import ConfigError
+from kiln.core.wording import counted
 from kiln.loadgen.compare import compare_figures
 from kiln.loadgen.quantiles import Spread
 from kiln.loadgen.server import Server
@@ -34,7 +35,7 @@ class Scenario:
 
 
 def _streams(count: int, temperature: float) -> Scenario:
-    name = f"{count} stream{'' if count == 1 else 's'}, {'sampled' if temperature else 'greedy'}"
+    name = f"{counted(count, 'stream')}, {'sampled' if temperature else 'greedy'}"
     run = partial(_run_streams, count=count, temperature=temperature)
     return Scenario(name, run, "tokens_per_s", True)
 

@@ -9,9 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kiln.loadgen.compare import Comparison
+from kiln.core.wording import counted
+from kiln.loadgen.compare import LEAST_ROUNDS, Comparison
 from kiln.loadgen.quantiles import Summary
-from kiln.loadgen.report import LATE_DISPATCH_MS, LATE_TIMER_MS, BudgetOutcomes, Report
+from kiln.loadgen.report import BudgetOutcomes, Report
 
 SEVERAL_TOKENS_A_CHUNK = 1.5
 JOINED_WORTH_A_NOTE = 0.05
@@ -37,9 +38,13 @@ def show_report(report: Report) -> RenderableType:
 
 
 def show_comparison(comparison: Comparison) -> RenderableType:
-    """Ratios A/B with their spread; a side that every round agrees on is named."""
+    """Ratios A/B with their spread; a side that every round agrees on is named. Failures come first."""
     first_a, first_b = comparison.rounds[0]
-    head = Text(f"{first_a.label}\n{first_b.label}\n{first_a.load}, {len(comparison.rounds)} rounds in turn")
+    count = len(comparison.rounds)
+    sides = (("A", [a for a, _ in comparison.rounds]), ("B", [b for _, b in comparison.rounds]))
+    head = Text(f"{first_a.label}\n{first_b.label}\n{first_a.load}, {counted(count, 'round')}")
+    head.append(" in turn" if count > 1 else "")
+    failures = [note for side in sides for note in _failures(*side)]
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("metric", no_wrap=True)
     for name in ("A/B", "min..max", "quartiles", "A", "B"):
@@ -56,16 +61,25 @@ def show_comparison(comparison: Comparison) -> RenderableType:
             number(row.b_median),
             row.better,
         )
-    notes = [*_side_notes("A", [a for a, _ in comparison.rounds])]
-    notes += _side_notes("B", [b for _, b in comparison.rounds])
-    return Group(head, table, *(Text(note) for note in notes))
+    notes = [note for side in sides for note in _side_notes(*side)]
+    if failures:
+        notes.append("no side is called better: the failed requests are work that the others did not have")
+    elif count < LEAST_ROUNDS:
+        notes.append(f"no side is called better: fewer than {LEAST_ROUNDS} rounds show no spread")
+    return Group(head, *map(Text, failures), table, *map(Text, notes))
 
 
-def _side_notes(name: str, reports: list[Report]) -> Iterator[str]:
+def _failures(name: str, reports: list[Report]) -> Iterator[str]:
     failed = sum(report.requests - report.succeeded for report in reports)
     if failed:
         kinds = sorted({kind for report in reports for kind in report.errors})
         yield f"{name}: {failed} of {sum(r.requests for r in reports)} requests failed ({', '.join(kinds)})"
+
+
+def _side_notes(name: str, reports: list[Report]) -> Iterator[str]:
+    late = sorted({figure for report in reports for figure in report.late_figures})
+    if late:
+        yield f"{name}: the machine kept the client waiting; {' and '.join(late)} may be its own in part"
     if any(report.client.was_bottleneck for report in reports):
         yield f"{name}: the client was the bottleneck in at least one round; the ratios cannot be trusted"
     if any(report.output_tokens_from != "usage" for report in reports):
@@ -104,7 +118,8 @@ def _lines(report: Report) -> Iterator[str]:
 def _throughput(report: Report) -> Iterator[str]:
     whole = f"{number(report.tokens_per_s)} tokens/s and {number(report.requests_per_s)} requests/s"
     if report.window_tokens_per_s is None or report.window_s is None:
-        yield f"throughput  {whole} over all; the full load was never on"
+        why = "the full load was never on" if report.window_s is None else "nothing came under full load"
+        yield f"throughput  {whole} over all; {why}"
     else:
         rate = number(report.window_tokens_per_s)
         yield f"throughput  {rate} tokens/s in the {report.window_s:.2f} s under full load"
@@ -129,7 +144,7 @@ def _tokens(report: Report) -> Iterator[str]:
 
 def _budgets(budgets: BudgetOutcomes) -> Iterator[str]:
     triggered = ", ".join(f"{n} by {trigger}" for trigger, n in budgets.triggered.items()) or "none triggered"
-    yield f"budgets     applied to {budgets.applied} of {budgets.reported}; {triggered}"
+    yield f"budgets     applied to {budgets.applied} of {budgets.configured}; {triggered}"
     for name, overshoot in (("tokens", budgets.overshoot_tokens), ("ms", budgets.overshoot_ms)):
         if overshoot is not None:
             p50, most = number(overshoot.p50), number(overshoot.max)
@@ -143,9 +158,10 @@ def _client(report: Report) -> Iterator[str]:
     late = client.late_timer_ms_p99
     timer = "" if late is None else f", timers {number(late)} ms late at p99"
     yield f"client      {client.cpu_share:.1%} of one core{speed}{timer}"
-    if late is not None and late > LATE_TIMER_MS:
-        yield "            the machine kept the client waiting: latencies of this size may be its own"
+    if report.late_figures:
+        figures = " and ".join(f"the median {name}" for name in report.late_figures)
+        yield f"            the machine kept the client waiting: by over half of {figures}, so part of it"
     if client.was_bottleneck:
         yield "            the client was the bottleneck: these figures are not the server's"
-    if client.late_dispatch_ms > LATE_DISPATCH_MS:
+    if report.dispatched_late:
         yield f"            arrivals were sent up to {client.late_dispatch_ms:.0f} ms late"

@@ -9,6 +9,8 @@ from kiln.core.errors import ConfigError
 from kiln.loadgen.client.trace import Failure
 
 ROUTES = {"chat": "/chat/completions", "completions": "/completions"}
+DEFAULT_BASE = "/v1"
+KILN_OPENAI_BASE = "/v1/openai"
 DEFAULT_TIMEOUT_S = 600.0
 
 
@@ -40,12 +42,12 @@ def parse_target(
     api_key: str | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> Target:
-    """The target at a URL; without a path it is `/v1`, and a route of the API is cut off.
+    """The target at a URL; its scheme may be left out for http, its path for `/v1`; a route is cut off.
 
     Raises ConfigError for what is no http(s) address.
     """
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
     except ValueError as error:
         raise ConfigError(f"{url!r} is no address: {error}") from None
@@ -61,7 +63,8 @@ def parse_target(
     tls = parts.scheme == "https"
     if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
         raise ConfigError("the API key holds characters that a header cannot carry")
-    return Target(parts.hostname, port or (443 if tls else 80), tls, base or "/v1", model, api_key, timeout_s)
+    port = port or (443 if tls else 80)
+    return Target(parts.hostname, port, tls, base or DEFAULT_BASE, model, api_key, timeout_s)
 
 
 HINTS = {
@@ -78,10 +81,17 @@ REFUSED = "Check --model, --body, --prompt-tokens and --output-tokens against wh
 BROKEN = "Look into the server's own log."
 
 
+# kiln's `/v1/completions` only scores prompts, and refuses what `kiln bench` asks for with one of these.
+SCORES_ONLY = ("http_400", "http_422")
+
+
 def explain(failure: Failure, target: Target, route: str) -> ConfigError:
     """The error to end with when nothing can be measured: one line, and what would mend it."""
     kind, message = failure.kind, failure.message
     hint = HINTS.get(kind, REFUSED if kind.startswith("http_4") else BROKEN)
+    if route == ROUTES["completions"] and kind in SCORES_ONLY and target.base == DEFAULT_BASE:
+        openai = target.url.removesuffix(DEFAULT_BASE) + KILN_OPENAI_BASE
+        hint = f"For kiln give {openai}: its {DEFAULT_BASE}/completions only scores prompts. Else: {hint}"
     if kind == "connect":
         return ConfigError(f"no server answers at {target.url}: {message}", hint=hint)
     if kind.startswith("http_"):
