@@ -1,6 +1,8 @@
 """What the host's memory gains: time to the first token of second turns, with and without it.
 
-`python -m bench.second_turn [model.gguf] [--conversations 12] [--tokens 600] [--runs 3]`
+`python -m bench second-turn` for the defaults, or
+`python -m bench.second_turn [model.gguf] [--conversations 12] [--tokens 600] [--runs 3]`.
+Without a file it is that of KILN_BENCH_MODEL, or the bundled one.
 
 Conversations have one turn each, then a second one in the same order: the cache keeps none of them meanwhile.
 """
@@ -9,7 +11,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -55,13 +60,13 @@ async def second_turns(
     return found
 
 
-def main() -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("model", nargs="?", type=Path, default=os.environ.get("KILN_BENCH_MODEL"))
     parser.add_argument("--conversations", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=600)
     parser.add_argument("--runs", type=int, default=3)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     model = load_model(Settings.default()) if options.model is None else LlamaModel(options.model)
     print(f"{options.conversations} second turns after {options.tokens} tokens, ms to first token")
     print("| requests | without | with | ratio |\n|---|---|---|---|")
@@ -79,4 +84,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

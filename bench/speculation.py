@@ -1,6 +1,8 @@
 """What prompt-lookup speculation gains: decode speed with and without, on repetitive and other answers.
 
-`python -m bench.speculation [model.gguf] [--streams 1,4] [--tokens 128] [--runs 7]`
+`python -m bench speculation` for the defaults, or
+`python -m bench.speculation [model.gguf] [--streams 1,4] [--tokens 128] [--runs 7]`.
+Without a file it is that of KILN_BENCH_MODEL, or the bundled one.
 
 The repetitive answer is a text of the prompt, repeated: its first words are given, and the model goes on.
 The other one is drawn hot, so that little of it has been said before. Runs with and without alternate.
@@ -10,7 +12,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,13 +83,13 @@ async def speed(engine: BatchingEngine, request: GenerationRequest) -> float:
     return (count - 1) / max(timings.ended - timings.first_token, 1e-9)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("model", nargs="?", type=Path, default=os.environ.get("KILN_BENCH_MODEL"))
     parser.add_argument("--streams", default="1,4")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--runs", type=int, default=7)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     model = load_model(Settings.default()) if options.model is None else LlamaModel(options.model)
     print("| answer | streams | tokens/s | with drafts | ratio | calls | with drafts | accepted of drafted |")
     print("|---|---|---|---|---|---|---|---|")
@@ -107,4 +112,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -2,38 +2,45 @@
 
     python -m bench standing                       # an embedded kiln with the bundled model
     KILN_BENCH_MODEL=model.gguf python -m bench standing
-    KILN_BENCH_PEER=http://127.0.0.1:8080 KILN_BENCH_MODEL=model.gguf python -m bench standing
+    KILN_BENCH_PEER=http://127.0.0.1:8081 KILN_BENCH_MODEL=model.gguf python -m bench standing
 
-The peer must serve the same model file with the same threads, context and parallel setting.
+The peer must serve the same model file with the same threads, context and parallel setting;
+docs/performance.md has its command, and scripts/build_peer.py builds it.
 KILN_BENCH_ROUNDS (7) is the number of interleaved rounds, KILN_BENCH_ONLY a part of a workload's name,
-KILN_BENCH_CELLS (8192) the size of the KV cache, which is `-c` on the peer's side.
+KILN_BENCH_CELLS (8192) the size of the KV cache, which is `-c` on the peer's side, KILN_BENCH_CTX (4096)
+the longest context of a request.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 
 from bench.serving import settings
 from kiln.cli.embedded import embedded_server
 from kiln.core.errors import KilnError
 from kiln.core.settings import Settings
+from kiln.core.wording import counted
 from kiln.loadgen.server import connect
 from kiln.loadgen.standing import STANDING, Scenario, compare_scenario
 
 
 def main() -> None:
-    rounds = int(os.environ.get("KILN_BENCH_ROUNDS", "7"))
+    rounds = _number("KILN_BENCH_ROUNDS", 7)
     peer = os.environ.get("KILN_BENCH_PEER")
     wanted = os.environ.get("KILN_BENCH_ONLY", "")
     scenarios = [scenario for scenario in STANDING if wanted in scenario.name]
+    if not scenarios:
+        names = "; ".join(scenario.name for scenario in STANDING)
+        sys.exit(f"KILN_BENCH_ONLY is {wanted!r}, a part of no workload's name; there are: {names}")
     with embedded_server(bench_settings()) as url:
         if peer is None:
             print("| workload | figure | median | range |\n|---|---|---|---|")
             for scenario in scenarios:
                 print(_alone(scenario, url, rounds), flush=True)
         else:
-            print(f"kiln / {peer}, {rounds} rounds each, in turn")
+            print(f"kiln / {peer}, medians of {counted(rounds, 'round')} each, in turn")
             print("| workload | figure | kiln | peer | ratio | range |\n|---|---|---|---|---|---|")
             for scenario in scenarios:
                 print(_against(scenario, url, peer, rounds), flush=True)
@@ -45,11 +52,18 @@ def bench_settings() -> Settings:
     engine = replace(
         base.engine,
         threads=2,
-        kv_size=int(os.environ.get("KILN_BENCH_CELLS", "8192")),
-        ctx_size=int(os.environ.get("KILN_BENCH_CTX", "4096")),
+        kv_size=_number("KILN_BENCH_CELLS", 8192),
+        ctx_size=_number("KILN_BENCH_CTX", 4096),
     )
     model = replace(base.model, path=os.environ.get("KILN_BENCH_MODEL"))
     return replace(base, engine=engine, model=model)
+
+
+def _number(name: str, default: int) -> int:
+    value = os.environ.get(name, str(default))
+    if not (value.isascii() and value.isdigit() and int(value) >= 1):
+        sys.exit(f"{name} is {value!r}: it must be a whole number, 1 or more")
+    return int(value)
 
 
 def _alone(scenario: Scenario, url: str, rounds: int) -> str:
