@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -91,6 +92,25 @@ async def test_concurrent_requests_share_one_generation() -> None:
         hold.release()
         assert (await one)[0] == (await two)[0] == LONG
         assert engine.counts["joined"] == 1
+
+
+async def test_one_who_joins_late_hears_of_no_time_before_it_came() -> None:
+    runner, request = request_of()
+    hold = runner.hold_at(4)
+    async with caching(runner) as engine:
+        leader = engine.submit(request)
+        await reached(hold)
+        early = await anext(leader)
+        came = time.monotonic()
+        late = engine.submit(request)
+        first = await anext(late)
+        hold.release()
+        _, (rest, end) = await asyncio.gather(run(leader), run(late))
+    assert first.replayed and not early.replayed
+    assert first.tokens[0].token_id == early.tokens[0].token_id
+    assert min(token.ready_s for token in first.tokens) >= came and first.step.handed >= came
+    assert [token.token_id for token in first.tokens] + rest == LONG
+    assert end.timings.submitted >= came
 
 
 async def test_the_leader_may_leave() -> None:

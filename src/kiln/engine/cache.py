@@ -163,7 +163,10 @@ class _Subscription:
         self._ended = False
         self._cut: GenerationEnd | None = None
         self._news = asyncio.Event()
-        self._step = Delivery().step
+        self._came = time.monotonic()
+        # Tokens that were there when it came: they were not made for it.
+        self._earlier = len(flight.tokens)
+        self._step = StepTimes(handed=self._came)
         flight.subscribers.append(self)
 
     def __aiter__(self) -> _Subscription:
@@ -175,6 +178,8 @@ class _Subscription:
         while True:
             if self._cut is not None:
                 return self._finish([], self._cut)
+            if self._place < self._earlier:
+                return self._catch_up()
             tokens = self._flight.tokens[self._place :]
             if self._flight.end is not None:
                 return self._finish(tokens, self._flight.end)
@@ -184,6 +189,11 @@ class _Subscription:
             self._news.clear()
             await self._news.wait()
 
+    def _catch_up(self) -> Delivery:
+        tokens = self._flight.tokens[self._place : self._earlier]
+        self._place = self._earlier
+        return _said_again(tokens, self._came)
+
     def wake(self, delivery: Delivery) -> None:
         self._step = delivery.step
         self._news.set()
@@ -191,6 +201,7 @@ class _Subscription:
     def move_to(self, flight: _Flight) -> None:
         self._leave(cancel=False)
         self._flight = flight
+        self._earlier = min(self._earlier, len(flight.tokens))
         flight.subscribers.append(self)
 
     def cancel(self, error: KilnError | None = None) -> None:
@@ -209,7 +220,8 @@ class _Subscription:
     def _finish(self, tokens: list[TokenEvent], end: GenerationEnd) -> Delivery:
         self._ended = True
         self._leave(cancel=False)
-        return Delivery(tokens=tokens, end=end, step=self._step)
+        timings = replace(end.timings, submitted=max(self._came, end.timings.submitted))
+        return Delivery(tokens=tokens, end=replace(end, timings=timings), step=self._step)
 
     def _leave(self, *, cancel: bool) -> None:
         if self in self._flight.subscribers:
@@ -223,12 +235,8 @@ class _Replay:
 
     def __init__(self, tokens: list[TokenEvent], end: GenerationEnd) -> None:
         now = time.monotonic()
-        self._delivery: Delivery | None = Delivery(
-            tokens=[structs.replace(token, ready_s=now) for token in tokens],
-            end=replace(end, timings=Timings(now, ended=now), cached_tokens=0),
-            replayed=True,
-            step=StepTimes(handed=now),
-        )
+        self._delivery: Delivery | None = _said_again(tokens, now)
+        self._delivery.end = replace(end, timings=Timings(now, ended=now), cached_tokens=0)
 
     def __aiter__(self) -> _Replay:
         return self
@@ -248,6 +256,12 @@ class _Replay:
 
     def close_thinking(self) -> None:
         pass
+
+
+def _said_again(tokens: list[TokenEvent], now: float) -> Delivery:
+    """Tokens that were made for an earlier request."""
+    again = [structs.replace(token, ready_s=now) for token in tokens]
+    return Delivery(tokens=again, step=StepTimes(handed=now), replayed=True)
 
 
 def _cut_short(error: KilnError | None) -> GenerationEnd:
