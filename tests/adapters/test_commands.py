@@ -126,4 +126,4 @@ def test_a_damaged_adapter_is_shown_as_such(run: Run, running: AdapterServer) ->
 def test_a_server_that_is_not_there(run: Run) -> None:
     result = run("list", "--url", "http://127.0.0.1:9", status=1)
     assert "no server answers" in result.stderr and "kiln serve" in result.stderr
-    assert "must begin with http" in run("list", "--url", "localhost", status=2).stderr
+    assert "must begin with http" in run("list", "--url", "ftp://localhost", status=2).stderr

@@ -17,9 +17,10 @@ from starlette.applications import Starlette
 from typer.testing import CliRunner
 
 import kiln.cli
+from kiln.cli.common import base_url
 from kiln.cli.embedded import embedded_server
 from kiln.cli.main import app
-from kiln.core.errors import ModelLoadError
+from kiln.core.errors import ConfigError, ModelLoadError
 from kiln.core.settings import Settings
 from servers.process import served_by_process
 
@@ -76,6 +77,25 @@ def test_serve_ends_with_message_and_hint(assembly: ModuleType, monkeypatch: pyt
     assert result.exit_code == 2
     assert "kiln: the file is no model\nhint: Take another.\n" in result.stderr
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("http://h:1/v1/", "http://h:1"),
+        ("https://h", "https://h"),
+        ("127.0.0.1:8420", "http://127.0.0.1:8420"),
+        ("localhost:8420/v1", "http://localhost:8420"),
+    ],
+)
+def test_an_address_may_leave_out_scheme_and_path(given: str, url: str) -> None:
+    assert base_url(given) == url
+
+
+@pytest.mark.parametrize("given", ["", "ftp://h:1"])
+def test_what_is_no_address_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match="--url is"):
+        base_url(given)
 
 
 @pytest.mark.parametrize("command", ["serve", "chat"])

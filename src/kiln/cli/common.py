@@ -124,8 +124,10 @@ def download_progress(console: Console, reference: str) -> Iterator[Report]:
 
 
 def base_url(url: str) -> str:
-    """The server's address without a path to the API. Raises ConfigError for what is no address."""
+    """The server's address without a path to the API; without a scheme it is http. Raises ConfigError."""
     url = url.rstrip("/").removesuffix("/v1")
+    if url and "://" not in url:
+        url = f"http://{url}"
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url is {show_value(url)}: it must begin with http:// or https://")
     return url

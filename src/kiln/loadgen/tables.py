@@ -160,7 +160,7 @@ def _client(report: Report) -> Iterator[str]:
     yield f"client      {client.cpu_share:.1%} of one core{speed}{timer}"
     if report.late_figures:
         figures = " and ".join(f"the median {name}" for name in report.late_figures)
-        yield f"            the machine kept the client waiting: by over half of {figures}, so part of it"
+        yield f"            the machine kept the client waiting, by over half of {figures}"
     if client.was_bottleneck:
         yield "            the client was the bottleneck: these figures are not the server's"
     if report.dispatched_late:
