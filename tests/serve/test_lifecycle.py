@@ -284,6 +284,9 @@ class TestFailures:
         response = scripted_server.post()
         assert response.status_code == 503
         assert response.json()["error"]["code"] == "engine_failed"
+        assert response.headers["retry-after"] == "1"
+        native = scripted_server.client.post("/lmkit/v1/chat", json={"messages": chat_body()["messages"]})
+        assert (native.status_code, native.headers["retry-after"]) == (503, "1")
         streamed = scripted_server.stream()
         assert streamed.error is not None
         assert streamed.error["code"] == "engine_failed"

@@ -41,6 +41,11 @@ def test_recent_requests_tell_outcomes_and_no_text(url: str) -> None:
     assert entry["finish_reason"] == "stop"
     latency = entry["latency"]
     assert isinstance(latency, dict) and latency["total_ms"] >= latency["ttft_ms"] > 0
+    assert latency["queue_ms"] >= 0 and latency["admission_ms"] >= 0
+    schemas = httpx.get(f"{url}/openapi.json").json()["components"]["schemas"]
+    described = schemas["RecentRequests"]["properties"]["requests"]["items"]["properties"]
+    assert set(entry) <= set(described)
+    assert set(latency) == set(described["latency"]["properties"])
     assert "3+8" not in httpx.get(f"{url}/v1/stats/recent-requests").text
 
 

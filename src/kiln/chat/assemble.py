@@ -97,6 +97,11 @@ class ChoiceAssembler:
         self._calls: list[dict[str, object]] = []
         self._tokens = 0
 
+    @property
+    def tokens(self) -> int:
+        """How many have been taken."""
+        return self._tokens
+
     def stop(self) -> None:
         """Take no further token."""
         self.stopped = True

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import TypeVar, cast
 
 from kiln.adapters.registry import AdaptersNotReady
@@ -61,6 +61,7 @@ class Exchange:
         ]
         self._observer = observer
         self._on_end = on_end
+        self._submitted = time.monotonic()
         self._accounted: set[int] = set()
         self.timer: asyncio.TimerHandle | None = None
 
@@ -124,12 +125,17 @@ class Exchange:
         for generation in self._generations:
             generation.cancel(error)
 
+    def late(self, seconds: float) -> RequestTimedOut:
+        """The error for an exchange whose `seconds` are over: had it a place, and how long did it wait?"""
+        return _late(seconds, self._submitted, self._generations)
+
     def abandon(self) -> None:
         """Nobody reads any more: free everything within one step. Idempotent."""
         for generation in self._generations:
             generation.cancel()
         for index in range(len(self._assemblers)):
-            self._account(index, ChoiceReport(index, "cancelled", None, None, 0, 0, None))
+            if index not in self._accounted:
+                self._account_cut(index, "cancelled")
         self._on_end(self.head.id)
 
     async def _choice_events(self, index: int, *, streamed: bool) -> AsyncGenerator[list[ExchangeEvent]]:
@@ -159,14 +165,12 @@ class Exchange:
         cut = end.reason in (FinishReason.ERROR, FinishReason.CANCELLED) and not assembler.stopped
         if cut:
             error = end.error if end.error is not None else ShuttingDown("the engine was stopped")
-            self._account(
-                index,
-                ChoiceReport(index, "error", error.code, end.outcome, 0, end.cached_tokens, None),
-            )
+            self._account_cut(index, "error", error, end)
             raise error
         events = await _read(assembler, assembler.flush(end))
         last = assembler.end(end, streamed=streamed)
         events.append(last)
+        assert last.latency is not None
         self._account(
             index,
             ChoiceReport(
@@ -180,6 +184,29 @@ class Exchange:
             ),
         )
         return events
+
+    def _account_cut(
+        self, index: int, reason: str, error: KilnError | None = None, end: GenerationEnd | None = None
+    ) -> None:
+        """Account for what a choice came to until it was cut; the engine may have said its part."""
+        ledger = self._ledgers[index]
+        if end is not None and end.timings.received is not None:
+            latency = ledger.reckon(end.timings, streamed=False)
+        else:
+            begun = self._generations[index].begun if self._generations else self._submitted
+            latency = ledger.reckon_cut(self._submitted, begun)
+        self._account(
+            index,
+            ChoiceReport(
+                index=index,
+                reason=reason,
+                error_code=None if error is None else error.code,
+                outcome=None if end is None else end.outcome,
+                completion_tokens=self._assemblers[index].tokens,
+                cached_tokens=0 if end is None else end.cached_tokens,
+                latency=latency,
+            ),
+        )
 
     def _account(self, index: int, report: ChoiceReport) -> None:
         if index not in self._accounted:
@@ -195,6 +222,13 @@ async def _read(assembler: ChoiceAssembler, events: list[RawEvent]) -> list[Exch
     if assembler.has_unread:
         return await asyncio.to_thread(assembler.read_calls, events)
     return cast(list[ExchangeEvent], events)
+
+
+def _late(seconds: float, submitted: float, generations: Sequence[Generation]) -> RequestTimedOut:
+    now = time.monotonic()
+    waits = [(now if g.begun is None else g.begun) - submitted for g in generations]
+    has_begun = not generations or any(g.begun is not None for g in generations)
+    return RequestTimedOut.after(seconds, waited_s=max(waits, default=0.0), has_begun=has_begun)
 
 
 class ChatService:
@@ -310,7 +344,7 @@ class ChatService:
         except BaseException:
             exchange.abandon()
             raise
-        exchange.timer = self._limit(exchange.fail, entered)
+        exchange.timer = self._limit(lambda seconds: exchange.fail(exchange.late(seconds)), entered)
         return exchange
 
     async def score(
@@ -326,7 +360,8 @@ class ChatService:
         on_begin()
         self._scoring += 1
         positions: list[PositionScore] = []
-        timer = self._limit(generation.cancel, entered)
+        submitted = time.monotonic()
+        timer = self._limit(lambda s: generation.cancel(_late(s, submitted, [generation])), entered)
         try:
             async for delivery in generation:
                 positions.extend(delivery.scores)
@@ -364,14 +399,13 @@ class ChatService:
         await self.engine.stop()
         self.model.adapters.close()
 
-    def _limit(self, fail: Callable[[KilnError], None], entered: float) -> asyncio.TimerHandle | None:
-        """Have `fail` called when the configured time for a request that came at `entered` is over."""
+    def _limit(self, cut: Callable[[float], None], entered: float) -> asyncio.TimerHandle | None:
+        """Have `cut` called when the configured seconds for a request that came at `entered` are over."""
         seconds = self._request_timeout_s
         if seconds is None:
             return None
-        error = RequestTimedOut(f"the request ran for more than {seconds:g} seconds")
         left = max(0.0, entered + seconds - time.monotonic())
-        return asyncio.get_running_loop().call_later(left, fail, error)
+        return asyncio.get_running_loop().call_later(left, cut, seconds)
 
     def _forget(self, exchange_id: str) -> None:
         exchange = self._exchanges.pop(exchange_id, None)

@@ -350,6 +350,8 @@ class ServiceError(KilnError):
 class EngineFailed(ServiceError):
     status = 503
     code = "engine_failed"
+    # A successor takes about so long to come up, and what is sent meanwhile waits for it.
+    retry_after_s = 1
     hint = "The request may be sent again."
 
 
@@ -359,10 +361,28 @@ class ModelUnavailable(ServiceError):
     hint = "Ask for another model, or look into the server's log; the other models are served on."
 
 
+_WAITED = "Send fewer requests at a time, or raise engine.parallel or engine.request_timeout_s."
+
+
 class RequestTimedOut(ServiceError):
     status = 504
     code = "request_timed_out"
     hint = "Ask for fewer tokens, or raise engine.request_timeout_s."
+
+    @classmethod
+    def after(cls, seconds: float, *, waited_s: float = 0.0, has_begun: bool = True) -> RequestTimedOut:
+        """`seconds` were allowed; for `waited_s` of them the request waited for a place in the engine."""
+        if not has_begun:
+            return cls(
+                f"the request waited {waited_s:.1f} seconds for a place, and had none when its"
+                f" {seconds:g} seconds were over",
+                hint=_WAITED,
+            )
+        ran = f"the request ran for more than {seconds:g} seconds"
+        if waited_s < seconds / 10:
+            return cls(ran)
+        hint = _WAITED if waited_s > seconds / 2 else None
+        return cls(f"{ran}, of which it waited {waited_s:.1f} for a place", hint=hint)
 
 
 class TooManyConnections(ServiceError):

@@ -169,6 +169,10 @@ class _Subscription:
         self._step = StepTimes(handed=self._came)
         flight.subscribers.append(self)
 
+    @property
+    def begun(self) -> float | None:
+        return self._flight.generation.begun
+
     def __aiter__(self) -> _Subscription:
         return self
 
@@ -235,6 +239,7 @@ class _Replay:
 
     def __init__(self, tokens: list[TokenEvent], end: GenerationEnd) -> None:
         now = time.monotonic()
+        self.begun: float | None = now
         self._delivery: Delivery | None = _said_again(tokens, now)
         self._delivery.end = replace(end, timings=Timings(now, ended=now), cached_tokens=0)
 

@@ -75,8 +75,8 @@ class EngineFrontend(ABC):
         self._stats = report.stats
         for key in report.admitted:
             generation = self._generations.get(key)
-            if generation is not None:
-                generation.has_begun = True
+            if generation is not None and generation.begun is None:
+                generation.begun = time.monotonic()
         step = report.step
         for key, delivery in report.deliveries.items():
             delivery.step = step
@@ -95,7 +95,7 @@ class EngineFrontend(ABC):
     def end(self, generation: BatchGeneration, reason: FinishReason, error: KilnError | None) -> None:
         """End a generation here; what the worker still says of it is not heard."""
         self._generations.pop(generation.command.key, None)
-        timings = Timings(generation.command.submitted, ended=time.monotonic())
+        timings = Timings(generation.command.submitted, admitted=generation.begun, ended=time.monotonic())
         generation.deliver(Delivery(end=GenerationEnd(reason, None, timings, error)))
 
 
@@ -104,8 +104,8 @@ class BatchGeneration:
 
     def __init__(self, engine: EngineFrontend, command: Submit) -> None:
         self.command = command
-        # Whether the worker has taken it from the queue; until then it may be submitted again.
-        self.has_begun = False
+        # When the worker took it from the queue; until then it may be submitted again.
+        self.begun: float | None = None
         self.close_asked = False
         self._engine = engine
         self._deliveries: deque[Delivery] = deque()

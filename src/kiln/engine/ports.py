@@ -154,6 +154,11 @@ class Delivery(Struct, omit_defaults=True):
 class Generation(Protocol):
     """A running sequence. Iterate it on the event loop; the last delivery carries `end`."""
 
+    @property
+    def begun(self) -> float | None:
+        """`time.monotonic()` when it was heard to have a place; None as long as it waits for one."""
+        ...
+
     def __aiter__(self) -> Generation: ...
 
     async def __anext__(self) -> Delivery: ...

@@ -35,6 +35,7 @@ BUDGET_SOURCES = ("unlimited", "server_default", "request", "request_unlimited")
 
 _TOKEN_BUCKETS = (0, 16, 64, 256, 1024, 4096, 16384, 65536)
 _SECOND_BUCKETS = (0, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300)
+_FIRST_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _GAP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5)
 _CALL_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60)
 PHASES = ("tokenization", "queue", "admission", "prefill", "decode", "sampling", "adapter", "unexplained")
@@ -71,7 +72,7 @@ class Metrics:
             registry=self._registry,
         )
         self._generated = Counter(
-            "kiln_generated_tokens", "Tokens generated in finished completions.", registry=self._registry
+            "kiln_generated_tokens", "Tokens of completions that ended.", registry=self._registry
         )
         self._prompt = Counter(
             "kiln_prompt_tokens", "Prompt tokens of accepted requests.", registry=self._registry
@@ -89,11 +90,11 @@ class Metrics:
             "kiln_refused_turns", "Requests for a turn that were refused before it began.", ("code",)
         )
         self._phases = self._counter(
-            "kiln_phase_seconds", "Time of finished completions by phase.", ("phase",)
+            "kiln_phase_seconds", "Time of completions that ended, by phase.", ("phase",)
         )
-        self._stalls = self._counter("kiln_stalls", "Stalls of finished completions by cause.", ("reason",))
+        self._stalls = self._counter("kiln_stalls", "Stalls of completions by cause.", ("reason",))
         self._ttft = self._histogram(
-            "kiln_time_to_first_token_seconds", "From the request to its first token.", _SECOND_BUCKETS
+            "kiln_time_to_first_token_seconds", "From the request to its first token.", _FIRST_BUCKETS
         )
         self._tool_calls = self._counter(
             "kiln_tool_calls", "Calls of server tools and skills by how they ended.", ("kind", "outcome")
@@ -150,8 +151,6 @@ class Metrics:
         self._generated.inc(report.completion_tokens)
         self._completions.labels(report.reason).inc()
         latency = report.latency
-        if latency is None:
-            return
         if latency.ttft_ms is not None:
             self._ttft.observe(latency.ttft_ms / 1000)
         for phase in PHASES:
@@ -192,7 +191,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """The Prometheus text exposition."""
-        return generate_latest(self._registry)
+        return generate_latest(_Page(self._registry))
 
     def _counter(self, name: str, doc: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(name, doc, labels, registry=self._registry)
@@ -204,6 +203,19 @@ class Metrics:
 
     def _gauge(self, name: str, doc: str, read: Callable[[], int]) -> None:
         Gauge(name, doc, registry=self._registry).set_function(lambda: float(read()))
+
+
+class _Page(Collector):
+    """What a registry collects without the times at which its series began: they double the page, and
+    the library can only be told so for the whole process, which may have metrics of its own."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        for family in self._registry.collect():
+            family.samples = [s for s in family.samples if s.name != f"{family.name}_created"]
+            yield family
 
 
 class _GapHistogram(Collector):

@@ -61,6 +61,7 @@ class NativeExchange:
         self._entered = entered
         self._on_end = on_end
         self._skipping = Skipping()
+        self._rounds: Rounds | None = None
         self._said: asyncio.Queue[list[NativeEvent] | Exception] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._failure: KilnError | None = None
@@ -76,7 +77,7 @@ class NativeExchange:
     @property
     def has_begun(self) -> bool:
         """Whether an engine has taken its first round."""
-        return self._skipping.has_begun
+        return self._rounds is not None and self._rounds.latest is not None
 
     async def events(self) -> AsyncGenerator[list[NativeEvent]]:
         """Events as they come, the Summary last; nothing at all after each SILENCE_S of a streamed one.
@@ -125,8 +126,7 @@ class NativeExchange:
                 raise
             self._fail(self._failure)
         except TimeoutError as error:
-            late = RequestTimedOut(f"the request ran for more than {seconds:g} seconds")
-            self._fail(late if limit.expired() else error)
+            self._fail(self._late() if limit.expired() else error)
         except Exception as error:
             self._fail(error)
         else:
@@ -136,6 +136,13 @@ class NativeExchange:
 
     def _left(self, seconds: float) -> float:
         return max(0.0, self._entered + seconds - time.monotonic())
+
+    def _late(self) -> RequestTimedOut:
+        seconds, rounds = self._means.timeout_s, self._rounds
+        assert seconds is not None
+        if rounds is None or rounds.latest is None:
+            return RequestTimedOut.after(seconds)
+        return rounds.latest.late(seconds)
 
     def _fail(self, error: Exception) -> None:
         self._end()
@@ -169,16 +176,17 @@ class NativeExchange:
         lease = await self._means.attach(self._chat.turn.model, self._narrate_load)
         with lease as service, service.joined(self.fail):
             offered = await self._means.toolbox.offer(self._chat.server_tools)
-            rounds = self._rounds(service, offered)
+            rounds = self._rounds = self._to_rounds(service, offered)
             turn = self._turn(offered, await self._recall())
             check_choice(turn, offered.refused)
             summary = await rounds.run(turn)
-        return summary, rounds.exchange_id
+        assert rounds.latest is not None
+        return summary, rounds.latest.head.id
 
     def _narrate_load(self, progress: LoadProgress) -> None:
         self._say([Status(progress.phase, progress.done, progress.total)])
 
-    def _rounds(self, service: ChatService, offered: Offer) -> Rounds:
+    def _to_rounds(self, service: ChatService, offered: Offer) -> Rounds:
         chat, around, means = self._chat, self._surroundings, self._means
         names = frozenset(tool["function"]["name"] for tool in offered.definitions)
         return Rounds(

@@ -30,8 +30,6 @@ class Skipping:
     def __init__(self) -> None:
         self._current: Exchange | None = None
         self._waits = False
-        # Whether a generation has ever begun.
-        self.has_begun = False
 
     def ask(self) -> None:
         """Of the round that runs; between rounds, and before the first, of the next one."""
@@ -42,7 +40,6 @@ class Skipping:
 
     def enter(self, exchange: Exchange) -> None:
         self._current = exchange
-        self.has_begun = True
         if self._waits:
             self._waits = False
             exchange.skip_thinking()
@@ -53,7 +50,7 @@ class Skipping:
 
 class Rounds:
     """Runs an exchange on a service. `opening` is said once the first round has begun: what fails before
-    is still a plain HTTP error. `exchange_id` is that of the last round."""
+    is still a plain HTTP error. `latest` is the exchange of the last round that began."""
 
     def __init__(
         self,
@@ -78,7 +75,7 @@ class Rounds:
         self._account = Account()
         self._calls: list[ClientCall] = []
         self._written: list[Message] = []
-        self.exchange_id = ""
+        self.latest: Exchange | None = None
 
     async def run(self, turn: ChatTurn) -> Summary:
         """Generate until the model answers, or calls a tool of the client's."""
@@ -141,7 +138,7 @@ class Rounds:
         entered = time.monotonic() if self._account.rounds else self._entered
         prepared = await service.in_worker(partial(_prepare, service, turn))
         exchange = service.start(prepared, entered=entered, joined=True)
-        self.exchange_id = exchange.head.id
+        self.latest = exchange
         try:
             self._say_opening()
             self._skipping.enter(exchange)

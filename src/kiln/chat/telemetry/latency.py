@@ -11,6 +11,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -179,6 +180,23 @@ class LatencyLedger:
             handler_queue_ms=self._queue_s * 1000,
             client_delivery_ms=self._client_s * 1000 if streamed else None,
             unexplained_ms=max(0.0, total - known) * 1000,
+        )
+
+    def reckon_cut(self, submitted: float, begun: float | None) -> Latency:
+        """The account of a completion that was cut: what its tokens showed, and how long it waited.
+
+        It was submitted and got a place at these marks (None if it never did). What the engine
+        spent on it nobody has told.
+        """
+        waited_s = (time.monotonic() if begun is None else begun) - submitted
+        return replace(
+            self.reckon(Timings(submitted), streamed=False),
+            admission_ms=max(0.0, waited_s) * 1000,
+            prefill_ms=None,
+            decode_ms=None,
+            sampling_ms=None,
+            adapter_ms=None,
+            unexplained_ms=None,
         )
 
     def _timing(self, token: TokenEvent, now: float, gap: Gap) -> TokenTiming:

@@ -18,7 +18,7 @@ class ChoiceReport:
     """How one choice ended.
 
     `reason` is a finish reason, `cancelled` when the client went away, or `error` with `error_code`.
-    `latency` is None unless the choice ran to its end.
+    `completion_tokens` and `latency` are of what was generated, also where the choice was cut.
     """
 
     index: int
@@ -27,11 +27,12 @@ class ChoiceReport:
     outcome: Outcome | None
     completion_tokens: int
     cached_tokens: int
-    latency: Latency | None
+    latency: Latency
 
     @property
     def finished(self) -> bool:
-        return self.latency is not None
+        """Whether the choice ran to its end."""
+        return self.reason not in ("cancelled", "error")
 
 
 class Observer(Protocol):

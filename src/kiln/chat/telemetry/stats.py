@@ -22,6 +22,17 @@ from kiln.core.latency import Latency
 from kiln.thinking.records import to_recent_record
 
 RECENT_REQUESTS = 256
+# What an entry tells of its latency, in milliseconds, beside the number of stalls.
+LATENCIES = (
+    "ttft_ms",
+    "total_ms",
+    "queue_ms",
+    "admission_ms",
+    "prefill_ms",
+    "decode_ms",
+    "itl_ms_p50",
+    "itl_ms_p99",
+)
 WINDOW_S = 60.0
 WINDOW_GAPS = 65536
 
@@ -62,8 +73,7 @@ class Statistics:
         }
         if report.error_code is not None:
             entry["error"] = report.error_code
-        if report.latency is not None:
-            entry["latency"] = _summary(report.latency)
+        entry["latency"] = _summary(report.latency)
         self._recent.append(entry)
 
     def turn_refused(self, budget: Budget, error: KilnError) -> None:
@@ -104,13 +114,5 @@ class Statistics:
 
 
 def _summary(latency: Latency) -> dict[str, Any]:
-    return {
-        "ttft_ms": latency.ttft_ms,
-        "total_ms": latency.total_ms,
-        "queue_ms": latency.queue_ms,
-        "prefill_ms": latency.prefill_ms,
-        "decode_ms": latency.decode_ms,
-        "itl_ms_p50": latency.itl_ms_p50,
-        "itl_ms_p99": latency.itl_ms_p99,
-        "stall_count": latency.stall_count,
-    }
+    summary = {name: getattr(latency, name) for name in LATENCIES}
+    return {**summary, "stall_count": latency.stall_count}

@@ -196,7 +196,7 @@ class ProcessEngine(EngineFrontend):
 
     def _sort_out(self) -> None:
         """Begun requests end with an error; the others are held for the next child."""
-        begun = [g for g in self._generations.values() if g.has_begun]
+        begun = [g for g in self._generations.values() if g.begun is not None]
         how, self._hung = "hung" if self._hung else "died", False
         self.fail(begun, EngineFailed(f"the engine process {how} while it worked on this request"))
         self._past = self._past.followed_by(self._stats)

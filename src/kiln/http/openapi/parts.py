@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from kiln import contracts
+from kiln.chat.telemetry.stats import LATENCIES
 from kiln.core.errors import KilnError, RequestError, ServiceError
 from kiln.core.settings import SOURCES, Declaration, declarations
 from kiln.http.openapi.openai import openai_schemas
@@ -141,7 +142,7 @@ def _own_schemas() -> Json:
         "Catalog": _object({"models": {"type": "array", "items": catalog_model}}),
         "Configuration": _object({"settings": _settings(), "resolved": resolved}),
         "ContractDocument": {**any_object, "description": "A JSON Schema, or conformance vectors."},
-        "Health": _object({"status": {"enum": ["ok", "draining", "engine_failed"]}}),
+        "Health": _object({"status": {"enum": ["ok", "draining", "engine_failed", "engine_restarting"]}}),
         "Model": model,
         "ModelList": models,
         "NativeError": _object({"error": {"type": "string"}, "code": {"type": "string"}}),
@@ -152,6 +153,7 @@ def _own_schemas() -> Json:
 def _recent_request() -> Json:
     """One entry of the ring; a turn that was refused has no id and no token counts."""
     count = {"type": "integer", "minimum": 0}
+    milliseconds = {"type": ["number", "null"], "minimum": 0}
     properties = {
         "id": {"type": "string"},
         "created": count,
@@ -166,7 +168,10 @@ def _recent_request() -> Json:
             "type": "object",
             "description": "A recentRecord of the thinking-budget contract.",
         },
-        "latency": {"type": "object", "description": "Milliseconds; null where not measured."},
+        "latency": {
+            **_object({**dict.fromkeys(LATENCIES, milliseconds), "stall_count": count}),
+            "description": "In milliseconds; null where not measured.",
+        },
     }
     required = ["created", "finish_reason", "thinking_budget"]
     return {"type": "object", "properties": properties, "required": required}
