@@ -14,8 +14,9 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kiln.chat.exchange import Exchange
 from kiln.chat.seat import Lease, LoadedModel, LoadProgress, ModelPlan, ModelSource, Narrate, Seat, State
-from kiln.chat.service import ChatService, Exchange
+from kiln.chat.service import ChatService
 from kiln.core.errors import (
     InternalError,
     KilnError,

@@ -9,8 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from kiln.chat.exchange import Exchange
 from kiln.chat.prepare import Prepared
-from kiln.chat.service import ChatService, Exchange
+from kiln.chat.service import ChatService
 from kiln.core.completion import ChoiceEnd, Completion
 from kiln.core.errors import CloseCannotFit, InvalidField
 from kiln.core.messages import Conversation, Message

@@ -13,12 +13,13 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from kiln.chat.exchange import Exchange
 from kiln.chat.interleave import interleaved
 from kiln.chat.prepare import Prepared, tokens_of
 from kiln.chat.raw import read_raw, text_of
 from kiln.chat.scoring import prepare_scoring
 from kiln.chat.served import ServedModel
-from kiln.chat.service import ChatService, Exchange
+from kiln.chat.service import ChatService
 from kiln.core.completion import ChoiceEnd, ExchangeEvent, TextDelta
 from kiln.core.errors import RequestError
 from kiln.core.latency import TokenTiming
