@@ -2,7 +2,7 @@
 
     python scripts/build_peer.py FOLDER
 
-fetches the source archive that `install_llama.py` uses, builds its server (10 minutes or more on two
+fetches the source archive that `install_llama.py` uses, builds its server (about 10 minutes on two
 cores), and prints the program's path.
 """
 
