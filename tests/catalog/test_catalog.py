@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from kiln.chat.catalog import ModelCatalog
-from kiln.chat.seat import LoadedModel, LoadProgress, Narrate
+from kiln.chat.models.catalog import ModelCatalog
+from kiln.chat.models.seat import LoadedModel, LoadProgress, Narrate
 from kiln.chat.service import ChatService
 from kiln.core.errors import DownloadError, ModelLoadError, ModelNotFound, ModelUnavailable, ShuttingDown
 from kiln.engine.ports import EngineStats

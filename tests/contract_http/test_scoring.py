@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kiln.chat.models.served import ServedModel
 from kiln.chat.scoring import MAX_PROMPT, prepare_scoring
-from kiln.chat.served import ServedModel
 from kiln.core.errors import ContextExceeded, KilnError
 from servers.raw import posted
 from servers.server import FIXTURES, wait_until

@@ -253,7 +253,7 @@ async def test_stats_and_facts() -> None:
         assert (stats.running, stats.waiting) == (0, 0)
         assert stats.steps == 16
         assert stats.prompt_tokens_computed == 7
-        assert engine.facts == {"backend": "scripted"}
+        assert engine.facts == {"backend": "scripted", "isolation": "inline"}
 
 
 async def test_everything_of_the_runner_happens_on_one_thread() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kiln.backends.llamacpp import LlamaModel, LlamaRunner
-from kiln.chat.prepare import Prepared
-from kiln.chat.served import ServedModel
+from kiln.chat.models.served import ServedModel
+from kiln.chat.preparing.prepare import Prepared
 from kiln.chat.service import ChatService
 from kiln.chat.telemetry.observe import Observers
 from kiln.cli.assembly import describe_model, load_model

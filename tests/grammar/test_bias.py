@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kiln.backends.llamacpp import LlamaModel
-from kiln.chat.bias import resolve_bias
+from kiln.chat.preparing.bias import resolve_bias
 from kiln.core.errors import InvalidField
 from servers.server import FIXTURES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from kiln.backends.llamacpp import LlamaModel, LlamaRunner
-from kiln.chat.served import ServedModel
+from kiln.chat.models.served import ServedModel
 from kiln.core.sampling import SamplingParams
 from kiln.core.tokens import FinishReason
 from kiln.engine.loop import BatchingEngine

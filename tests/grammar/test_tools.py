@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kiln.backends.llamacpp import LlamaModel
-from kiln.chat.served import ServedModel
+from kiln.chat.models.served import ServedModel
 from kiln.chat.structured.check import GrammarCheck
 from kiln.chat.structured.grammar import to_grammar
 from kiln.core.completion import ChoiceEnd

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kiln.chat.seat import Lease, LoadProgress, Narrate
+from kiln.chat.models.seat import Lease, LoadProgress, Narrate
 from kiln.core.errors import EngineFailed
 from kiln.core.settings import CatalogModelSettings
 from kiln.tools.toolbox import Toolbox

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kiln.backends.llamacpp import LlamaModel
-from kiln.chat.served import ServedModel
+from kiln.chat.models.served import ServedModel
 from kiln.cli.assembly import describe_model, load_model
 from servers.fixtures import contract_kept, stage, staged
 from servers.scripted import Stage, Staged

@@ -13,8 +13,8 @@ import llama_cpp.llama_cpp as native
 import pytest
 
 from kiln.backends.llamacpp import LlamaModel, LlamaRunner
-from kiln.chat.prepare import Prepared, prepare
-from kiln.chat.served import ServedModel
+from kiln.chat.models.served import ServedModel
+from kiln.chat.preparing.prepare import Prepared, prepare
 from kiln.cli.assembly import BUNDLED
 from kiln.dialects.kiln import decode_chat, to_turn
 from kiln.engine.loop import BatchingEngine

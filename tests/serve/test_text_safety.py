@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kiln.backends.llamacpp import LlamaModel
-from kiln.chat.prepare import Prepared, prepare
-from kiln.chat.served import ServedModel
+from kiln.chat.models.served import ServedModel
+from kiln.chat.preparing.prepare import Prepared, prepare
 from kiln.dialects.kiln import decode_chat, to_turn
 from servers.scripted import Stage
 from servers.server import PROMPT, Server

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from kiln.chat.workers import MAX_WAITING, MAX_WAITING_OF_ONE, MOST_OF_ONE, Workers
+from kiln.chat.preparing.workers import MAX_WAITING, MAX_WAITING_OF_ONE, MOST_OF_ONE, Workers
 from kiln.core.access import CALLER, Identity
 from kiln.core.errors import QueueFull
 

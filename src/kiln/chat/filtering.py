@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kiln.chat.exchange import Exchange
+from kiln.chat.exchange.exchange import Exchange
 from kiln.core.completion import ChoiceEnd, Completion, ExchangeEvent, TextDelta, TokenScored
 from kiln.core.errors import InternalError
 from kiln.core.latency import TokenTiming

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kiln.adapters.selection import Selection
-from kiln.chat.served import ServedModel
+from kiln.chat.models.served import ServedModel
 from kiln.core.errors import AdapterInUse, ContextExceeded, EmptyPrompt, InvalidField, ModelNotFound
 from kiln.core.sampling import SamplingParams
 from kiln.core.text import shorten

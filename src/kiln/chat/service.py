@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from kiln.adapters.registry import AdaptersNotReady
-from kiln.chat.exchange import Exchange, late_error
-from kiln.chat.prepare import Prepared, budget_of, prepare
-from kiln.chat.served import ServedModel
+from kiln.chat.exchange.exchange import Exchange, late_error
+from kiln.chat.models.served import ServedModel
+from kiln.chat.preparing.prepare import Prepared, budget_of, prepare
+from kiln.chat.preparing.workers import Workers
 from kiln.chat.telemetry.observe import Observer
-from kiln.chat.workers import Workers
 from kiln.core.completion import ExchangeHead
 from kiln.core.errors import InvalidAdapter, InvalidField, KilnError, ShuttingDown
 from kiln.core.scoring import PositionScore

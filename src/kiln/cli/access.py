@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from kiln.access.book import KeyBook
-from kiln.chat.catalog import ModelCatalog
 from kiln.chat.embedding import Embedder
+from kiln.chat.models.catalog import ModelCatalog
 from kiln.chat.remembering.extraction import ModelExtractor
 from kiln.chat.remembering.memory import Memory
 from kiln.chat.remembering.vectors import MemoryVectors

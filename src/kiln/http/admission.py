@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from starlette.requests import Request
 
-from kiln.chat.seat import Lease
+from kiln.chat.models.seat import Lease
 from kiln.chat.service import ChatService
 from kiln.core.errors import ModelNotFound
 from kiln.http.counting import note_begun

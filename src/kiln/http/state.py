@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kiln.chat.catalog import ModelCatalog
 from kiln.chat.embedding import EmbeddingService
 from kiln.chat.filtering import ContentFilter
+from kiln.chat.models.catalog import ModelCatalog
 from kiln.chat.remembering.memory import Memory
 from kiln.chat.service import ChatService
 from kiln.chat.telemetry.stats import Statistics

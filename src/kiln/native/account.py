@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from kiln.chat.prepare import Prepared
+from kiln.chat.preparing.prepare import Prepared
 from kiln.core.budgets import Budget, Outcome, Trigger
 from kiln.core.completion import ChoiceEnd, Completion, TokenLogprob
 from kiln.core.messages import Message

@@ -8,8 +8,8 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+from kiln.chat.models.seat import Lease, LoadProgress, Narrate
 from kiln.chat.remembering.memory import Memory, Transcript, as_context
-from kiln.chat.seat import Lease, LoadProgress, Narrate
 from kiln.chat.service import ChatService
 from kiln.core.access import current_owner
 from kiln.core.errors import KilnError, RequestTimedOut

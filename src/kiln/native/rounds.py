@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from kiln.chat.exchange import Exchange
-from kiln.chat.prepare import Prepared
+from kiln.chat.exchange.exchange import Exchange
+from kiln.chat.preparing.prepare import Prepared
 from kiln.chat.service import ChatService
 from kiln.core.completion import ChoiceEnd, Completion
 from kiln.core.errors import CloseCannotFit, InvalidField

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from kiln.chat.catalog import ModelCatalog
+from kiln.chat.models.catalog import ModelCatalog
 from kiln.chat.remembering.memory import Transcript
 from kiln.chat.service import ChatService
 from kiln.core.access import CALLER, Identity

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kiln.chat.served import ServedModel
+from kiln.chat.models.served import ServedModel
 from kiln.chat.structured.schemas import make_ready
 from kiln.core.errors import GrammarFailed, InvalidField
 from kiln.core.text import shorten

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
-from kiln.chat.catalog import ModelCatalog
 from kiln.chat.embedding import EmbeddingService
-from kiln.chat.served import ServedModel
+from kiln.chat.models.catalog import ModelCatalog
+from kiln.chat.models.served import ServedModel
 from kiln.chat.telemetry.observe import Observers
 from kiln.chat.telemetry.stats import Statistics
 from kiln.cli.access import Access, open_memory

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kiln.chat.seat import LoadedModel
-from kiln.chat.served import ServedModel
+from kiln.chat.models.seat import LoadedModel
+from kiln.chat.models.served import ServedModel
 from kiln.chat.service import ChatService
 from kiln.chat.telemetry.observe import Observer
 from kiln.cli.assembly.facts import facts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from kiln import __version__
-from kiln.chat.served import ServedModel
+from kiln.chat.models.served import ServedModel
 from kiln.cli.assembly.sizes import host_cache_bytes
 from kiln.core.sampling import SamplingOverrides, SamplingParams, resolve_sampling
 from kiln.core.settings import Settings

@@ -14,7 +14,7 @@ from kiln.adapters.base import read_base
 from kiln.adapters.registry import AdapterRegistry, no_adapters
 from kiln.adapters.storage import Storage
 from kiln.chat.embedding import Embedder
-from kiln.chat.served import DEFAULT_MAX_TOKENS, ServedModel
+from kiln.chat.models.served import DEFAULT_MAX_TOKENS, ServedModel
 from kiln.chat.structured.check import GrammarCheck
 from kiln.cli.assembly.sizes import context_length, threads
 from kiln.core.errors import ConfigError, ModelLoadError, RequestError

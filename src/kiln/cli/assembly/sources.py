@@ -7,7 +7,7 @@ import contextlib
 import threading
 from dataclasses import replace
 
-from kiln.chat.seat import LoadedModel, LoadProgress, ModelPlan, Narrate
+from kiln.chat.models.seat import LoadedModel, LoadProgress, ModelPlan, Narrate
 from kiln.chat.telemetry.observe import Observer
 from kiln.cli.assembly.engines import Assembled, assemble
 from kiln.core.errors import DownloadError, SetupError

@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from kiln.chat.prepare import Prepared
+from kiln.chat.preparing.prepare import Prepared
 from kiln.chat.service import ChatService
 from kiln.dialects.kiln import decode_chat, to_turn
 from kiln.dialects.kiln_reply import ChunkEncoder, ReplyOptions, to_response

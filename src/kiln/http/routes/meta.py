@@ -6,7 +6,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from kiln.chat.catalog import ModelCatalog
+from kiln.chat.models.catalog import ModelCatalog
 from kiln.core.errors import ModelNotFound
 from kiln.core.settings import settings_as_json
 from kiln.core.text import shorten

@@ -9,8 +9,8 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from kiln.chat.exchange import Exchange
-from kiln.chat.prepare import Prepared
+from kiln.chat.exchange.exchange import Exchange
+from kiln.chat.preparing.prepare import Prepared
 from kiln.chat.service import ChatService
 from kiln.core.completion import Completion, ExchangeEvent
 from kiln.dialects.openai.chunks import ChunkEncoder

@@ -13,12 +13,12 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from kiln.chat.exchange import Exchange
-from kiln.chat.interleave import interleaved
-from kiln.chat.prepare import Prepared, tokens_of
-from kiln.chat.raw import read_raw, text_of
+from kiln.chat.exchange.exchange import Exchange
+from kiln.chat.exchange.interleave import interleaved
+from kiln.chat.models.served import ServedModel
+from kiln.chat.preparing.prepare import Prepared, tokens_of
+from kiln.chat.preparing.raw import read_raw, text_of
 from kiln.chat.scoring import prepare_scoring
-from kiln.chat.served import ServedModel
 from kiln.chat.service import ChatService
 from kiln.core.completion import ChoiceEnd, ExchangeEvent, TextDelta
 from kiln.core.errors import RequestError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kiln.chat.served import ServedModel
+from kiln.chat.models.served import ServedModel
 from kiln.core.errors import ContextExceeded, InvalidField
 from kiln.core.turn import RawPrompt
 from kiln.text.reasoning import starts_in_reasoning

@@ -14,8 +14,17 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kiln.chat.exchange import Exchange
-from kiln.chat.seat import Lease, LoadedModel, LoadProgress, ModelPlan, ModelSource, Narrate, Seat, State
+from kiln.chat.exchange.exchange import Exchange
+from kiln.chat.models.seat import (
+    Lease,
+    LoadedModel,
+    LoadProgress,
+    ModelPlan,
+    ModelSource,
+    Narrate,
+    Seat,
+    State,
+)
 from kiln.chat.service import ChatService
 from kiln.core.errors import (
     InternalError,

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kiln.adapters.selection import Selection
-from kiln.chat.bias import resolve_bias
-from kiln.chat.presets import preset
-from kiln.chat.raw import read_raw, refuse_hopeless
-from kiln.chat.served import ServedModel
+from kiln.chat.models.served import ServedModel
+from kiln.chat.preparing.bias import resolve_bias
+from kiln.chat.preparing.presets import preset
+from kiln.chat.preparing.raw import read_raw, refuse_hopeless
 from kiln.chat.structured.grammar import to_grammar
 from kiln.core.budgets import Budget
 from kiln.core.completion import ThinkingSource, ThinkingState

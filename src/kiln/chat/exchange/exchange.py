@@ -9,10 +9,10 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import cast
 
-from kiln.chat.assemble import ChoiceAssembler, RawEvent
-from kiln.chat.interleave import interleaved
-from kiln.chat.prepare import Prepared
-from kiln.chat.served import ServedModel
+from kiln.chat.exchange.assemble import ChoiceAssembler, RawEvent
+from kiln.chat.exchange.interleave import interleaved
+from kiln.chat.models.served import ServedModel
+from kiln.chat.preparing.prepare import Prepared
 from kiln.chat.telemetry.latency import LatencyLedger
 from kiln.chat.telemetry.observe import ChoiceReport, Observer
 from kiln.core.access import current_owner

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kiln.chat.prepare import Prepared
-from kiln.chat.served import ServedModel
+from kiln.chat.models.served import ServedModel
+from kiln.chat.preparing.prepare import Prepared
 from kiln.chat.structured.grammar import may_open_thought
 from kiln.chat.telemetry.latency import LatencyLedger
 from kiln.core.budgets import Outcome

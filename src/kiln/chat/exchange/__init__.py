@@ -1,0 +1,1 @@
+"""One running exchange: from deliveries to events, its choices side by side, its account."""

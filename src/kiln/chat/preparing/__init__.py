@@ -1,0 +1,1 @@
+"""From a turn to requests for the engine, on worker threads."""
