@@ -296,8 +296,10 @@ def test_commands_at_the_prompt() -> None:
 def test_addresses() -> None:
     assert base_url("http://a:1/v1/") == "http://a:1"
     assert base_url("https://a/b") == "https://a/b"
-    with pytest.raises(ConfigError):
-        base_url("a:1")
+    assert base_url("a:1") == "http://a:1"
+    for address in ("", "ftp://a"):
+        with pytest.raises(ConfigError):
+            base_url(address)
 
 
 def test_a_model_cannot_steer_the_terminal() -> None:
