@@ -11,6 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kiln.core.errors import EngineFailed
+from kiln.http.app import ROUTES
+from kiln.http.counting import TURNS
 from servers import traffic
 from servers.raw import posted
 from servers.scripted import Stage, Staged, staging
@@ -158,3 +160,7 @@ def test_a_scoring_that_began_is_no_refused_turn(tight: Staged, monkeypatch: pyt
     response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
     assert response.status_code == 503, response.text
     assert refused(server) == before
+
+
+def test_turns_are_counted_on_routes_that_there_are() -> None:
+    assert {route.path for route in ROUTES if "POST" in (route.methods or ())} >= TURNS

@@ -202,7 +202,6 @@ class Exchange:
     def _account(self, index: int, report: ChoiceReport) -> None:
         if index not in self._accounted:
             self._accounted.add(index)
-            self._ledgers[index].tell()
             if len(self._accounted) == len(self._assemblers):
                 self._on_end(self.head.id)
             self._observer.choice_ended(self.head, report)

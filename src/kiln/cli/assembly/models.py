@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kiln.adapters.base import read_base
 from kiln.adapters.registry import AdapterRegistry, no_adapters
@@ -60,7 +60,7 @@ def load_embedder(settings: Settings) -> Embedder | None:
 def describe_model(
     settings: Settings,
     llama: LlamaModel,
-    engine_facts: Callable[[], Mapping[str, object]] = dict,
+    engine_facts: Callable[[], Mapping[str, Any]] = dict,
 ) -> ServedModel:
     """What the use cases need to know about the loaded model.
 
@@ -113,7 +113,7 @@ def describe_model(
                 served_id,
                 context_length=context_length(settings, llama),
                 threads=threads(settings),
-                exactness={"requests": settings.engine.exact, "self_test": engine_facts().get("exactness")},
+                exactness={"requests": settings.engine.exact, **_findings(engine_facts())},
             )
         ),
         longest_piece=max(1, *(len(piece) for piece in llama.pieces)),
@@ -121,6 +121,12 @@ def describe_model(
         exact=settings.engine.exact,  # type: ignore[arg-type]
         adapters=_adapters(settings, llama),
     )
+
+
+def _findings(engine_facts: Mapping[str, Any]) -> dict[str, object]:
+    """What the self-test of exactness found, without the sentence about it."""
+    exactness = engine_facts.get("exactness", {})
+    return {name: found for name, found in exactness.items() if name != "detail"}
 
 
 def _adapters(settings: Settings, llama: LlamaModel) -> AdapterRegistry:
